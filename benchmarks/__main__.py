@@ -62,7 +62,7 @@ def pairs(loaded: Any, limit: int = 600) -> list[dict[str, Any]]:
     if not Path(os.path.expandvars(path)).is_file():
         raise SystemExit(
             "this benchmark reads hh/helpful-base.train.jsonl.gz in the folder that "
-            "TETHER_DATA names"
+            "TETHER_DATA names",
         )
     rows = load_rows(DataConfig(path=path, limit=limit), Comparison, Quarantine())
     rankings, _ = encode_comparisons(rows, encoder_of(loaded), 512)
@@ -75,7 +75,7 @@ def pairs(loaded: Any, limit: int = 600) -> list[dict[str, Any]]:
             {
                 name: list(side.ids[cut:])
                 for name, side in zip(("chosen", "rejected"), sides, strict=True)
-            }
+            },
         )
     return found
 
@@ -240,7 +240,11 @@ def facts(seconds: float = 0.5) -> dict[str, Any]:
 
 
 def run(
-    name: str, bench: Benchmark, model: str, rounds: int, known: dict[str, Any]
+    name: str,
+    bench: Benchmark,
+    model: str,
+    rounds: int,
+    known: dict[str, Any],
 ) -> dict[str, Any]:
     """A benchmark's result beside the facts that are `known`, of contestants on `model`: a folder,
     a source or a package.
@@ -250,7 +254,7 @@ def run(
     from tether.settings.model import ModelConfig
 
     loaded = open_model(
-        ModelConfig(source=model, system_prompt="" if bench.rows is not prompts else None)
+        ModelConfig(source=model, system_prompt="" if bench.rows is not prompts else None),
     )
     rows, parameters = bench.rows(loaded), loaded.model.num_parameters()
     folder, _ = resolve(ModelConfig(source=model))
@@ -280,7 +284,7 @@ def run(
                 python,
                 {k: v for k, v in extra.items() if k not in environs},
                 environs,
-            )
+            ),
         )
     return {
         **known,
@@ -305,14 +309,14 @@ def table(result: dict[str, Any], products: float) -> str:
         compared = "" if name == "tether" else f"**{middle:.2f}** ({low:.2f}, {high:.2f})"
         rate = statistics.median(side["rates"])
         lines.append(
-            f"| {name} | {rate:,.3g} | {compared} | {side['peak']:.2f} | {side['startup']:.0f} |"
+            f"| {name} | {rate:,.3g} | {compared} | {side['peak']:.2f} | {side['startup']:.0f} |",
         )
     if result["name"].startswith("rollout"):
         limit = products / (2 * result["parameters"])
         share = statistics.median(sides["tether"]["rates"]) / limit
         lines.append(
             f"\nThe matrix products alone would allow {limit:,.0f} tokens/s: tether "
-            f"reaches {share:.0%} of that."
+            f"reaches {share:.0%} of that.",
         )
     return "\n".join(lines)
 
@@ -326,7 +330,7 @@ def page(results: list[dict[str, Any]]) -> str:
             for k in ("matrix", "bandwidth")
         )
         machines.append(
-            f"{name}; {products:,.0f} GFLOP/s in bfloat16 products, {bandwidth:.0f} GB/s"
+            f"{name}; {products:,.0f} GFLOP/s in bfloat16 products, {bandwidth:.0f} GB/s",
         )
     tail = (
         (FOLDER / "benchmarks.tail.md").read_text()

@@ -44,13 +44,13 @@ STRENGTHS = {
 GOOD = [0.9, 0.85, 0.8, 0.75, 0.7]
 CROWDS: dict[str, dict[str, Any]] = {
     "five of 0.55 to 0.95, two at random": {
-        "annotators": [0.95, 0.9, 0.7, 0.6, 0.55, "random", "random"]
+        "annotators": [0.95, 0.9, 0.7, 0.6, 0.55, "random", "random"],
     },
     "four of 0.8 to 0.9, one adversarial, one at random": {
-        "annotators": [0.9, 0.85, 0.8, 0.8, "adversarial", "random"]
+        "annotators": [0.9, 0.85, 0.8, 0.8, "adversarial", "random"],
     },
     "thirty of 0.5 to 0.95, 30 votes each": {
-        "annotators": [0.5 + 0.45 * (k % 5) / 4 for k in range(30)]
+        "annotators": [0.5 + 0.45 * (k % 5) / 4 for k in range(30)],
     },
     "five of 0.8": {"annotators": [0.8] * 5},
     "five of 0.75 to 0.95, hard items": {"annotators": [0.95, 0.9, 0.85, 0.8, 0.75], "hard": 0.8},
@@ -60,7 +60,7 @@ CROWDS: dict[str, dict[str, Any]] = {
 def rows(path: Path) -> Iterator[Any]:
     if not path.is_file():
         raise SystemExit(
-            f"this benchmark reads {path}; set TETHER_DATA to the folder of the published data sets"
+            f"this benchmark reads {path}; set TETHER_DATA to the folder of the published data sets",
         )
     with gzip.open(path, "rt", encoding="utf-8") as lines:
         yield from map(json.loads, lines)
@@ -70,7 +70,9 @@ def pandalm() -> Iterator[Vote]:
     for row in rows(DATA / "pandalm" / "testset-v1.jsonl.gz"):
         for k in (1, 2, 3):
             yield Vote(
-                str(row["idx"]), f"annotator{k}", ("tie", "first", "second")[row[f"annotator{k}"]]
+                str(row["idx"]),
+                f"annotator{k}",
+                ("tie", "first", "second")[row[f"annotator{k}"]],
             )
 
 
@@ -85,7 +87,11 @@ def open_instruct() -> Iterator[Vote]:
             "first" if row["model_a"] == first else "second",
         )
         yield Vote.seen(
-            item, row["evaluator"], STRENGTHS[row["preference"]], left, at=row["timestamp"]
+            item,
+            row["evaluator"],
+            STRENGTHS[row["preference"]],
+            left,
+            at=row["timestamp"],
         )
 
 
@@ -104,7 +110,7 @@ def data() -> None:
         print(
             f"| {name} | "
             + " | ".join(shown(report["overall"][name]) for report in reports.values())
-            + " |"
+            + " |",
         )
     for name, report in reports.items():
         kappas = [
@@ -116,7 +122,7 @@ def data() -> None:
         told = ", ".join(f"{kappa:.2f} ({items})" for kappa, items in sorted(kappas))
         print(
             f"\n{name}: {report['items_by_votes']} items by votes; kappas of two with ten items "
-            f"in common (items): {told}"
+            f"in common (items): {told}",
         )
         print(f"the same person again: {shown(report['self'])}, {report['num_repeats']} repeats")
 
@@ -146,7 +152,7 @@ def judged(labels: Sequence[Label], truth: dict[str, str]) -> tuple[float, float
 def labels(seeds: int) -> None:
     print(
         f"\n300 items, three votes each, {seeds} seeds: share of labels right; log loss of the "
-        "posteriors\n"
+        "posteriors\n",
     )
     print(
         (
@@ -154,7 +160,7 @@ def labels(seeds: int) -> None:
             "smoothing |\n"
         )
         + "|---" * 7
-        + "|"
+        + "|",
     )
     for name, options in CROWDS.items():
         results = []
@@ -207,7 +213,7 @@ def blame(crowds: int, tries: int) -> None:
     print(
         "| votes each | crowd | random | always left | adversarial | any good one |\n"
         + "|---" * 6
-        + "|"
+        + "|",
     )
     for told, kinds_of in (
         ("5 good, one of each", [*GOOD, *CARELESS]),
@@ -234,7 +240,7 @@ def intervals(tries: int) -> None:
     """
     print(
         f"\nHow many of {tries} 95% intervals of kappa hold the true 0.48\n\n| items | held | "
-        "undefined |\n|---|---|---|"
+        "undefined |\n|---|---|---|",
     )
     for items in (10, 20, 50, 100, 300):
         draw, held, undefined = random.Random(items), 0, 0
@@ -248,7 +254,7 @@ def intervals(tries: int) -> None:
                             str(item),
                             name,
                             "first" if truth == (draw.random() < skill) else "second",
-                        )
+                        ),
                     )
             kappa = fleiss_kappa(votes)
             if kappa.low is None or kappa.high is None:
@@ -287,7 +293,10 @@ def speed(sizes: Sequence[int]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.agreement", description=__doc__)
     parser.add_argument(
-        "parts", nargs="*", metavar="PART", help=("data, crowds, intervals, speed; all without any")
+        "parts",
+        nargs="*",
+        metavar="PART",
+        help=("data, crowds, intervals, speed; all without any"),
     )
     parser.add_argument("--smoke", action="store_true", help="a few tries of each: does it run?")
     options = parser.parse_args()

@@ -48,7 +48,10 @@ class Person:
     acknowledged: list[int] = field(default_factory=list)
 
     async def ask(
-        self, method: str, path: str, form: dict[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        form: dict[str, str] | None = None,
     ) -> tuple[int, str]:
         """Status and where it leads; the page is kept."""
         body = urlencode(form or {}).encode()
@@ -83,7 +86,9 @@ class Person:
         self.reader, self.writer = await asyncio.open_connection(self.host, self.port)
         await self.ask("GET", "/join")
         status, _ = await self.ask(
-            "POST", "/join", {"token": self.hidden("token"), "code": invitation}
+            "POST",
+            "/join",
+            {"token": self.hidden("token"), "code": invitation},
         )
         assert status == 303, self.page
         while True:
@@ -165,7 +170,7 @@ def serving(url: str, log: Path) -> Iterator[tuple[str, int]]:
 async def rush(host: str, port: int, invitations: list[str], pause: float) -> list[Person]:
     people = [Person(host, port) for _ in invitations]
     await asyncio.gather(
-        *(person.work(secret, pause) for person, secret in zip(people, invitations, strict=True))
+        *(person.work(secret, pause) for person, secret in zip(people, invitations, strict=True)),
     )
     return people
 
@@ -190,7 +195,8 @@ def quantile(values: list[float], share: float) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--judgments", type=int, default=20_000)
     parser.add_argument("--people", type=int, default=100)
@@ -216,7 +222,7 @@ def main() -> int:
         store.close()
     print(
         f"{counts['judgments']:,} judgments of {given.people} people in {took:.0f} s: "
-        f"{counts['judgments'] / took:.0f} a second"
+        f"{counts['judgments'] / took:.0f} a second",
     )
     for name in ("task", "verdict"):
         seconds = [s for person in people for s in person.seconds[name]]
@@ -228,8 +234,8 @@ def main() -> int:
           f"errors in the server's log: {complaints}")  # fmt: skip
     return int(
         bool(
-            missing or wrong or complaints or counts["judgments"] != counts["tasks"] * given.needed
-        )
+            missing or wrong or complaints or counts["judgments"] != counts["tasks"] * given.needed,
+        ),
     )
 
 

@@ -61,7 +61,7 @@ def _section(name: str, command: Any, tables: dict[tuple[tuple[str, ...], ...], 
         _row(one, record) for one in command.params if (record := one.get_help_record(context))
     )
     usage = " ".join(
-        [name, *(_word(one) for one in command.params if one.param_type_name != "option")]
+        [name, *(_word(one) for one in command.params if one.param_type_name != "option")],
     )
     parts = [f"### {name}\n", f"{_plain(command.help)}\n", f"```text\n{usage}\n```\n"]
     if not rows:

@@ -142,14 +142,26 @@ def fused_attention(
     kernels = torch.ops.aten
     if attn_mask is None:
         return kernels._scaled_dot_product_flash_attention(
-            query, key, value, dropout_p, is_causal, scale=scale
+            query,
+            key,
+            value,
+            dropout_p,
+            is_causal,
+            scale=scale,
         )[0]
     bias = attn_mask
     if bias.dtype == torch.bool:
         bias = torch.zeros_like(bias, dtype=query.dtype).masked_fill_(~bias, -torch.inf)
     bias = bias.expand(*query.shape[:-1], key.shape[-2])
     return kernels._scaled_dot_product_efficient_attention(
-        query, key, value, bias, True, dropout_p, is_causal, scale=scale
+        query,
+        key,
+        value,
+        bias,
+        True,
+        dropout_p,
+        is_causal,
+        scale=scale,
     )[0]
 
 
@@ -310,7 +322,11 @@ STAGES: dict[str, Callable[[Bench, Any], None]] = {
 
 
 def count(
-    recipe: BaseRecipe, name: str, shape: dict[str, Any], sizes: RowSizes, memory: float
+    recipe: BaseRecipe,
+    name: str,
+    shape: dict[str, Any],
+    sizes: RowSizes,
+    memory: float,
 ) -> dict[str, int]:
     """The most bytes alive on a card of so much memory in each phase of a step of the stage."""
     with pretended_card(memory) as live:
@@ -332,7 +348,11 @@ def recipe_of(card: float, **sections: dict[str, Any]) -> BaseRecipe:
 
 
 def planned_beside_counted(
-    recipe: BaseRecipe, name: str, shape: dict[str, Any], sizes: RowSizes, card: float
+    recipe: BaseRecipe,
+    name: str,
+    shape: dict[str, Any],
+    sizes: RowSizes,
+    card: float,
 ) -> tuple[Plan, dict[str, int], dict[str, int]]:
     """The plan of a stage for a card of so many GB; the most bytes of its rollout and of the rest,
     by the plan and counted, without the context of CUDA.

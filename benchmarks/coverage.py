@@ -113,7 +113,16 @@ def measured(case: Case, draws: int) -> Cell:
     )
     width = round(float(np.median(widths)), 4) if len(widths) else None
     cell = Cell(
-        case.kind, case.name, draws, covered, high_side, low_side, few_share, zero, clear, width
+        case.kind,
+        case.name,
+        draws,
+        covered,
+        high_side,
+        low_side,
+        few_share,
+        zero,
+        clear,
+        width,
     )
     right = float(np.mean([one.value == case.truth for one in found]))
     return cell._replace(note=_impossible(case, cell, right)) if cell.printed > HIGHEST else cell
@@ -171,7 +180,10 @@ def means() -> Iterator[Case]:
         for prompts, each in ((10, 1), (20, 1), (50, 1), (50, 4), (150, 4), (500, 1)):
 
             def draw(
-                g: Generator, shape: Any = shape, prompts: int = prompts, each: int = each
+                g: Generator,
+                shape: Any = shape,
+                prompts: int = prompts,
+                each: int = each,
             ) -> Estimate:
                 values = np.repeat(shape(g, prompts), each) + 0.5 * g.normal(size=prompts * each)
                 return mean_estimate(values.tolist(), _owners(prompts, each))
@@ -186,7 +198,8 @@ def binary() -> Iterator[Case]:
 
             def draw(g: Generator, prompts: int = prompts, rate: float = rate) -> Estimate:
                 return mean_estimate(
-                    (g.random(prompts) < rate).astype(float).tolist(), _owners(prompts, 1)
+                    (g.random(prompts) < rate).astype(float).tolist(),
+                    _owners(prompts, 1),
                 )
 
             yield Case(
@@ -200,7 +213,10 @@ def binary() -> Iterator[Case]:
         for before, after in ((0.5, 0.6), (0.1, 0.15), (0.97, 0.98), (0.98, 0.98)):
 
             def moved(
-                g: Generator, prompts: int = prompts, before: float = before, after: float = after
+                g: Generator,
+                prompts: int = prompts,
+                before: float = before,
+                after: float = after,
             ) -> Estimate:
                 first, second = (
                     (g.random(prompts) < rate).astype(float).tolist() for rate in (before, after)
@@ -230,14 +246,19 @@ def shares() -> Iterator[Case]:
         for rate in (0.02, 0.6, 0.98):
 
             def draw(
-                g: Generator, size: tuple = (prompts, each, within), rate: float = rate
+                g: Generator,
+                size: tuple = (prompts, each, within),
+                rate: float = rate,
             ) -> Estimate:
                 prompts, each, within = size
                 right = g.random(prompts * each) < np.repeat(
-                    _chances(g, rate, prompts, within), each
+                    _chances(g, rate, prompts, within),
+                    each,
                 )
                 return pairwise_accuracy(
-                    right.astype(float).tolist(), [0.5] * len(right), _owners(prompts, each)
+                    right.astype(float).tolist(),
+                    [0.5] * len(right),
+                    _owners(prompts, each),
                 )
 
             yield Case(
@@ -286,7 +307,10 @@ def longer() -> Iterator[Case]:
             wins = g.random(prompts * each) < np.repeat(_chances(g, 0.6, prompts, within), each)
             rows = [
                 Comparison(
-                    (user("q"),), *sides, group=str(owner), probability=sure if won else 1 - sure
+                    (user("q"),),
+                    *sides,
+                    group=str(owner),
+                    probability=sure if won else 1 - sure,
                 )
                 for owner, won in zip(_owners(prompts, each), wins, strict=True)
             ]
@@ -315,7 +339,10 @@ def agreement() -> Iterator[Case]:
             truth = (agree - chance) / (1 - chance)
 
             def votes(
-                g: Generator, items: int = items, base: float = base, right: float = right
+                g: Generator,
+                items: int = items,
+                base: float = base,
+                right: float = right,
             ) -> list[Vote]:
                 truths = g.random(items) < base
                 hits = g.random((2, items)) < right
@@ -383,7 +410,11 @@ def process() -> Iterator[Case]:
             return step_estimates(counts, list(range(problems)), [step_f1])["step_f1"]
 
         yield Case(
-            "process, first error", f"{problems} problems, {rate:.0%} with errors", 0.8, first, 4000
+            "process, first error",
+            f"{problems} problems, {rate:.0%} with errors",
+            0.8,
+            first,
+            4000,
         )
         name = f"{problems} problems, {rate:.0%} wrong"
         yield Case("process, F1 of steps", name, 0.8, steps, 4000)
@@ -407,14 +438,17 @@ def movement() -> Iterator[Case]:
         for phi in (0.0, 0.5, 0.8, 0.9, 0.95):
 
             def draw(
-                g: Generator, steps: int = steps, phi: float = phi, rise: float = 0.0
+                g: Generator,
+                steps: int = steps,
+                phi: float = phi,
+                rise: float = 0.0,
             ) -> Estimate:
                 noise = g.normal(size=steps)
                 noise[0] /= np.sqrt(1 - phi * phi)
                 for step in range(1, steps):
                     noise[step] += phi * noise[step - 1]
                 moved = trend(
-                    (noise + rise * (1 - np.exp(-np.arange(steps) / (steps / 8)))).tolist()
+                    (noise + rise * (1 - np.exp(-np.arange(steps) / (steps / 8)))).tolist(),
                 )
                 assert moved is not None
                 value, half = moved.last - moved.first, moved.gain_noise
@@ -436,7 +470,10 @@ DEVIATION = (0.8**2 + 1.2**2) ** 0.5
 
 
 def scores(
-    g: Generator, start: Sequence[float], policy: Sequence[float], prompts: int = 150
+    g: Generator,
+    start: Sequence[float],
+    policy: Sequence[float],
+    prompts: int = 150,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Of policy and start, (prompts, temperatures).
 
@@ -451,7 +488,10 @@ def scores(
 
 
 def contest(
-    g: Generator, start: Sequence[float], policy: Sequence[float], prompts: int = 150
+    g: Generator,
+    start: Sequence[float],
+    policy: Sequence[float],
+    prompts: int = 150,
 ) -> Estimate:
     """The best of the policy less the best of the start."""
     ours, theirs = scores(g, start, policy, prompts)
@@ -517,7 +557,9 @@ def best_steps() -> Iterator[Case]:
         for prompts in (10, 20, 50, 150):
 
             def draw(
-                g: Generator, course: Callable[[int], float] = course, prompts: int = prompts
+                g: Generator,
+                course: Callable[[int], float] = course,
+                prompts: int = prompts,
             ) -> Estimate:
                 level = 0.8 * g.normal(size=prompts)
                 measured = {
@@ -598,14 +640,14 @@ def page(cells: Sequence[Cell]) -> str:
             rightly = f"{1 - missed / printed:.1%}" if printed else ""
             rows.append(
                 f"| {cell.name} | {held} | {cell.above:.1%} | {cell.below:.1%} | "
-                f"{cell.too_few:.0%} | {rightly} | {width} |"
+                f"{cell.too_few:.0%} | {rightly} | {width} |",
             )
             rows[-1] += f" {cell.clear:.0%} |" * power
         bound = any(cell.verdict == "at least" and not cell.note for cell in own)
         parts.append(
             f"### {kind.capitalize()}\n\n"
             + "\n".join(rows)
-            + (f"\n\nAt least 95% by construction: {BOUNDS[kind]}." if bound else "")
+            + (f"\n\nAt least 95% by construction: {BOUNDS[kind]}." if bound else ""),
         )
     return "\n\n".join(parts) + "\n"
 

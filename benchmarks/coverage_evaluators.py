@@ -55,7 +55,10 @@ def lengths() -> Iterator[Row]:
         spread = LEANING if each > 1 else 0.0
 
         def draw(
-            g: Generator, prompts: int = prompts, each: int = each, spread: float = spread
+            g: Generator,
+            prompts: int = prompts,
+            each: int = each,
+            spread: float = spread,
         ) -> Estimate:
             count, leaning = prompts * each, np.repeat(g.normal(size=prompts), each)
             base = g.integers(200, 1500, count)
@@ -64,7 +67,10 @@ def lengths() -> Iterator[Row]:
             wins = (g.random(count) < _chance(odds)).astype(float)
             owners = np.repeat(np.arange(prompts), each).tolist()
             return length_controlled_win_rate(
-                wins.tolist(), own.tolist(), base.tolist(), prompts=owners
+                wins.tolist(),
+                own.tolist(),
+                base.tolist(),
+                prompts=owners,
             ).controlled
 
         draws = 400 if (prompts, each) == (150, 1) else 200
@@ -82,7 +88,10 @@ def _tournament(g: Generator, prompts: int, each: int) -> Estimate:
     wins = (g.random(len(odds)) < _chance(odds)).astype(float)
     names = np.array(["a", "b", "c"])
     ranking = rank_policies(
-        names[left].tolist(), names[right].tolist(), wins.tolist(), owner.tolist()
+        names[left].tolist(),
+        names[right].tolist(),
+        wins.tolist(),
+        owner.tolist(),
     )
     return ranking.difference("a", "c")
 

@@ -43,7 +43,12 @@ def curve(run: Path, seed: int, arm: str, key: str, width: int) -> list[float]:
 
 
 def draw(
-    run: Path, picture: Path, arms: tuple[str, ...], panels: Any, width: int, seeds: list[int]
+    run: Path,
+    picture: Path,
+    arms: tuple[str, ...],
+    panels: Any,
+    width: int,
+    seeds: list[int],
 ) -> None:
     with figure(picture, len(panels)) as axes:
         for axis, (key, title) in zip(axes, panels, strict=True):

@@ -104,11 +104,11 @@ def rows(stage: str) -> list[dict[str, Any]]:
                     "messages": [
                         {"role": "user", "content": prompt},
                         {"role": "assistant", "content": polite},
-                    ]
+                    ],
                 },
                 "kto": {"prompt": prompt, "completion": polite if good else rude, "label": good},
                 "process": {"prompt": prompt, "completions": verdict, "labels": [True, good, True]},
-            }.get(stage, {"prompt": prompt, "chosen": polite, "rejected": rude})
+            }.get(stage, {"prompt": prompt, "chosen": polite, "rejected": rude}),
         )
     return made
 
@@ -160,7 +160,12 @@ def once(
 
 
 def one(
-    name: str, seed: int, folder: Path, rate: float | None, *, smoke: bool = False
+    name: str,
+    seed: int,
+    folder: Path,
+    rate: float | None,
+    *,
+    smoke: bool = False,
 ) -> dict[str, Any]:
     """A run at the default rate (or at one to be tried) beside its control."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -222,7 +227,7 @@ def table(found: Sequence[dict[str, Any]]) -> str:
         shown = "; ".join(move + bound for move, bound in zip(moves, bounds, strict=True))
         lines.append(
             f"| {name} | {runs[0]['rate']:g} | {runs[0]['measure']} | {shown} | "
-            f"{change:+.3f} | {seconds:.0f} |"
+            f"{change:+.3f} | {seconds:.0f} |",
         )
     return "\n".join(lines)
 
@@ -262,7 +267,7 @@ def main() -> None:
             ]
         else:
             found = list(
-                pool.map(lambda task: started(task[0], task[1], task[2], options.rate), tasks)
+                pool.map(lambda task: started(task[0], task[1], task[2], options.rate), tasks),
             )
     print(table(found))
     if options.rate is None and not options.smoke:

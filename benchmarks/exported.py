@@ -101,7 +101,10 @@ def by_transformers(task: dict[str, Any]) -> dict[str, float]:
                     for talk in task["talks"]
                 ]
                 batch = tokenizer(
-                    texts, add_special_tokens=False, padding=True, return_tensors="pt"
+                    texts,
+                    add_special_tokens=False,
+                    padding=True,
+                    return_tensors="pt",
                 )
                 values = model(**batch).logits[:, 0].float() + folder["constant"]
                 gaps = (values - torch.tensor(task["scores"])).abs().tolist()
@@ -125,13 +128,17 @@ def by_vllm(task: dict[str, Any]) -> dict[str, float]:
     if kind == "reward":
         model = LLM(folder["path"], runner="pooling", **common)
         outputs = model.classify(
-            prompts, pooling_params=PoolingParams(use_activation=False), use_tqdm=False
+            prompts,
+            pooling_params=PoolingParams(use_activation=False),
+            use_tqdm=False,
         )
         values = [output.outputs.probs[0] + folder["constant"] for output in outputs]
         return {name: max(abs(a - b) for a, b in zip(values, task["scores"], strict=True))}
     model = LLM(folder["path"], **common)
     outputs = model.generate(
-        prompts, SamplingParams(max_tokens=1, prompt_logprobs=0, temperature=0.0), use_tqdm=False
+        prompts,
+        SamplingParams(max_tokens=1, prompt_logprobs=0, temperature=0.0),
+        use_tqdm=False,
     )
     gaps = []
     for output, ids, expected in zip(outputs, task["ids"], task["logprobs"], strict=True):
@@ -177,7 +184,10 @@ def by_trl(task: dict[str, Any]) -> dict[str, float]:
             folder = task["folders"][f"reward-{dtype}"]
             policy = task["folders"][f"policy-{dtype}"]["path"]
             trainer = GRPOTrainer(
-                model=policy, reward_funcs=folder["path"], args=config, train_dataset=rows
+                model=policy,
+                reward_funcs=folder["path"],
+                args=config,
+                train_dataset=rows,
             )
             inputs = [{"prompt": prompt} for prompt in prompts]
             values = (
@@ -228,7 +238,7 @@ def asked(side: str, task: dict[str, Any], folder: Path, python: str) -> dict[st
 def measured(base: str, folder: Path, sides: Sequence[str]) -> dict[str, Any]:
     task = make(base, folder)
     results: dict[str, Any] = {
-        "export": {name: row["difference"] for name, row in task["folders"].items()}
+        "export": {name: row["difference"] for name, row in task["folders"].items()},
     }
     results["scores"] = task["scores"]
     python = PEERS / "vllm" / "bin" / "python"
@@ -263,7 +273,7 @@ def main() -> None:
     if arguments.side:
         print(
             "\n"
-            + json.dumps(SIDES[arguments.side[0]](json.loads(Path(arguments.side[1]).read_text())))
+            + json.dumps(SIDES[arguments.side[0]](json.loads(Path(arguments.side[1]).read_text()))),
         )
         return
     if arguments.smoke:
@@ -280,11 +290,15 @@ def main() -> None:
             tiny_model(dim=256).save_pretrained(folder / "random-base")
             tiny_tokenizer().save_pretrained(folder / "random-base")
             results["random"] = measured(
-                str(folder / "random-base"), folder / "random", arguments.sides
+                str(folder / "random-base"),
+                folder / "random",
+                arguments.sides,
             )
         if arguments.only != "random":
             results["smollm2"] = measured(
-                resolve(ModelConfig(source=SMOLLM2))[0], folder / "smollm2", arguments.sides
+                resolve(ModelConfig(source=SMOLLM2))[0],
+                folder / "smollm2",
+                arguments.sides,
             )
     print(json.dumps(results, indent=2))
     if arguments.smoke:

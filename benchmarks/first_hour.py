@@ -59,7 +59,8 @@ def examples() -> Iterator[Example]:
     for page in PAGES:
         text, before = (ROOT / page).read_text(encoding="utf-8"), ""
         for number, (language, block) in enumerate(
-            re.findall(r"^```(\w+)\n(.*?)^```$", text, re.M | re.S), 1
+            re.findall(r"^```(\w+)\n(.*?)^```$", text, re.M | re.S),
+            1,
         ):
             name = f"{page}:{number}"
             if language == "toml":
@@ -86,7 +87,8 @@ def prepare(folder: Path) -> None:
     rows = {name: _rows(name) for name in ("demonstrations", "comparisons", "prompts", "heldout")}
     for name, source in (("demonstrations", "demonstrations"), ("pairs", "comparisons")):
         (folder / f"{name}.jsonl").write_text(
-            "".join(json.dumps(row) + "\n" for row in rows[source]), encoding="utf-8"
+            "".join(json.dumps(row) + "\n" for row in rows[source]),
+            encoding="utf-8",
         )
     for name, count in (("prompts", 200), ("heldout", 50)):
         lines = [" ".join(row["prompt"].split()) + "\n" for row in rows[name][:count]]
@@ -122,7 +124,11 @@ def watched(command: Sequence[str], folder: Path) -> Measured:
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     where = {"cwd": folder, "env": environment, "text": True}
     with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **where
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        **where,
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
@@ -151,7 +157,8 @@ def set_up(folder: Path) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     names = [example.name for example in examples()]
     parser.add_argument(
@@ -174,7 +181,8 @@ def main() -> None:
                 prepare(Path(name))
                 measured = run(example, Path(name), tiny=chosen.tiny)
             print(
-                f"{example.name}: {measured.seconds:.0f} s, ended with {measured.code}", flush=True
+                f"{example.name}: {measured.seconds:.0f} s, ended with {measured.code}",
+                flush=True,
             )
             if measured.code:
                 print(measured.output, file=sys.stderr)

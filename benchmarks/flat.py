@@ -26,7 +26,8 @@ from tether.settings.recipe import Recipe
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--steps", type=int, default=300)
     steps = parser.parse_args().steps
@@ -75,8 +76,8 @@ def theil_sen(values: list[float], num_resamples: int = 200) -> tuple[float, flo
         return float(
             np.median(
                 ((heights[places[second]] - heights[places[first]])[far])
-                / (places[second] - places[first])[far]
-            )
+                / (places[second] - places[first])[far],
+            ),
         )
 
     generator, blocks = np.random.default_rng(0), np.arange(len(values) // 10 * 10).reshape(-1, 10)

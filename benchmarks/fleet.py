@@ -63,7 +63,7 @@ class StandIn(BaseHTTPRequestHandler):
         _, server, *_ = self.path.split("/")
         held = self.held.setdefault(server, {})
         self.answer(
-            {"data": [{"id": "base", "max_model_len": 4096}, *({"id": name} for name in [*held])]}
+            {"data": [{"id": "base", "max_model_len": 4096}, *({"id": name} for name in [*held])]},
         )
 
     def do_POST(self) -> None:
@@ -79,7 +79,7 @@ class StandIn(BaseHTTPRequestHandler):
         params, ids = body["sampling_params"], body["token_ids"]
         if "prompt_logprobs" in params:
             return self.answer(
-                {"prompt_logprobs": [None, *({str(i): {"logprob": -1.0}} for i in ids[1:])]}
+                {"prompt_logprobs": [None, *({str(i): {"logprob": -1.0}} for i in ids[1:])]},
             )
         rows = [{"token": "a", "logprob": -1.0}] * params["max_tokens"]
         one = {
@@ -88,7 +88,7 @@ class StandIn(BaseHTTPRequestHandler):
             "finish_reason": "length",
         }
         self.answer(
-            {"model": body["model"], "choices": [{**one, "index": n} for n in range(params["n"])]}
+            {"model": body["model"], "choices": [{**one, "index": n} for n in range(params["n"])]},
         )
 
 
@@ -139,11 +139,20 @@ def measured(counts: Sequence[int], rounds: int, prompts: int) -> dict[int, dict
         with crowd() as address, tempfile.TemporaryDirectory() as place:
             addresses = {f"s{n}": f"{address}/{n}" for n in range(count)}
             config = EngineConfig(
-                kind="served", addresses=tuple(addresses.values()), tolerance=1e9, start_seconds=60
+                kind="served",
+                addresses=tuple(addresses.values()),
+                tolerance=1e9,
+                start_seconds=60,
             )
             fleet = Servers(lambda host, port: [], [], Path(place), addresses)
             engine = ServedEngine(
-                role, encoder_of(loaded), fleet, Path(place), config, context_length=256, ours=True
+                role,
+                encoder_of(loaded),
+                fleet,
+                Path(place),
+                config,
+                context_length=256,
+                ours=True,
             )
             updates: list[float] = []
             requests: dict[int, list[float]] = {SHORT: [], LONG: []}
@@ -155,7 +164,9 @@ def measured(counts: Sequence[int], rounds: int, prompts: int) -> dict[int, dict
                     for tokens, seconds in requests.items():
                         start = time.perf_counter()
                         groups = engine.generate(
-                            rows, Sampling(max_new_tokens=tokens), num_samples=SAMPLES
+                            rows,
+                            Sampling(max_new_tokens=tokens),
+                            num_samples=SAMPLES,
                         )
                         seconds.append((time.perf_counter() - start) / prompts)
                         assert len(groups) == prompts and all(
@@ -277,7 +288,12 @@ def course(
 
 
 def simulated(
-    model: Model, gpus: int, staleness: int, costs: Costs, *, steps: int = 16
+    model: Model,
+    gpus: int,
+    staleness: int,
+    costs: Costs,
+    *,
+    steps: int = 16,
 ) -> dict[str, Any]:
     """The best split of so many GPUs over servers and learner, and who waits in it; the batch is 4
     prompts a GPU.
@@ -292,7 +308,7 @@ def simulated(
                     *course(model, servers, learners, prompts, staleness, costs, steps),
                     servers,
                     learners,
-                )
+                ),
             )
     whole, servers_idle, learner_idle, servers, learners = min(rows)
     longest = LIMIT / model.slot
@@ -307,7 +323,8 @@ def simulated(
         "servers_idle": round(servers_idle, 2),
         "learner_idle": round(learner_idle, 2),
         "send_and_read_s": round(
-            prompts * (costs.request + SAMPLES * 1.25 * LENGTH * costs.token), 2
+            prompts * (costs.request + SAMPLES * 1.25 * LENGTH * costs.token),
+            2,
         ),
         "publish_s": round(costs.update * servers, 2),
         "read_adapters_s": round(model.adapter_bytes * servers / DISK, 2),
@@ -320,12 +337,15 @@ def simulated(
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.fleet", description=(__doc__ or "").splitlines()[0]
+        prog="python -m benchmarks.fleet",
+        description=(__doc__ or "").splitlines()[0],
     )
     parser.add_argument("--servers", type=int, nargs="+", default=[1, 4, 16, 64, 256])
     parser.add_argument("--json", type=Path, help="write the figures there")
     parser.add_argument(
-        "--smoke", action="store_true", help=("two servers, one round, one simulated machine")
+        "--smoke",
+        action="store_true",
+        help=("two servers, one round, one simulated machine"),
     )
     asked = parser.parse_args()
     numbers = measured([2], 1, 32) if asked.smoke else measured(asked.servers, 5, PROMPTS)

@@ -55,7 +55,7 @@ def bent(data: bytes, seeds: list[dict[str, Any]]) -> tuple[dict[str, Any], Any]
         while isinstance(inside, dict | list) and inside and (node is None or choose.ConsumeBool()):
             node = inside
             key = choose.PickValueInList(
-                sorted(node) if isinstance(node, dict) else list(range(len(node)))
+                sorted(node) if isinstance(node, dict) else list(range(len(node))),
             )
             inside = node[key]
         if node is None:
@@ -99,7 +99,7 @@ def target_files(folder: Path) -> Callable[[bytes], None]:
             return
         path = folder / f"input{SUFFIXES[data[0] % len(SUFFIXES)]}"
         path.write_bytes(
-            gzip.compress(data[2:]) if path.suffix == ".gz" and data[1] & 8 else data[2:]
+            gzip.compress(data[2:]) if path.suffix == ".gz" and data[1] & 8 else data[2:],
         )
         list(read(path, kinds[data[1] % len(kinds)], quarantine=Quarantine(keep=2)))
         detect_format(path)
@@ -214,7 +214,9 @@ def _packed() -> list[bytes]:
 
     sink = pa.BufferOutputStream()
     pq.write_table(
-        pa.table({"prompt": ["p"], "chosen": ["a"], "rejected": ["b"]}), sink, compression="none"
+        pa.table({"prompt": ["p"], "chosen": ["a"], "rejected": ["b"]}),
+        sink,
+        compression="none",
     )
     return [
         b"\x05\x02" + sink.getvalue().to_pybytes(),
@@ -234,7 +236,7 @@ def child(target: str, corpus: str, seconds: int) -> None:
             "tomllib",
             "json",
             "csv",
-        ]
+        ],
     ):
         from tether.core.errors import TetherError
 
@@ -254,7 +256,8 @@ def child(target: str, corpus: str, seconds: int) -> None:
         "-rss_limit_mb=4096",
     ]
     fuzzer.Setup(
-        [sys.argv[0], corpus, *options, f"-artifact_prefix={corpus}/../finding-{target}-"], one
+        [sys.argv[0], corpus, *options, f"-artifact_prefix={corpus}/../finding-{target}-"],
+        one,
     )
     fuzzer.Fuzz()
 
@@ -279,7 +282,11 @@ def campaign(target: str, seconds: float, folder: Path) -> dict[str, Any]:
             str(left),
         ]
         done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", check=False
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
         )
         statuses = re.findall(r"#(\d+)\s.*?cov: (\d+)", done.stderr)
         runs += max((int(count) for count, _ in statuses), default=0)
@@ -289,7 +296,8 @@ def campaign(target: str, seconds: float, folder: Path) -> dict[str, Any]:
         trace = re.findall(r"^ ===.*?(?==|\Z)", done.stderr, re.DOTALL | re.MULTILINE)
         errors.append((trace[-1] if trace else done.stderr)[-1500:])
         (folder / f"finding-{target}-{len(errors)}.txt").write_text(
-            done.stderr[-6000:], encoding="utf-8"
+            done.stderr[-6000:],
+            encoding="utf-8",
         )
     return {
         "target": target,
@@ -305,7 +313,10 @@ def main() -> None:
         return child(sys.argv[2], sys.argv[3], int(sys.argv[4]))
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument(
-        "--minutes", type=float, default=30.0, help=("altogether, shared evenly by the targets")
+        "--minutes",
+        type=float,
+        default=30.0,
+        help=("altogether, shared evenly by the targets"),
     )
     parser.add_argument(
         "--target",

@@ -32,7 +32,11 @@ def main() -> None:
     def work() -> dict[str, Any]:
         tokens = TASK["tokens"]
         model.generate(
-            ids, attention_mask=mask, min_new_tokens=tokens, max_new_tokens=tokens, **options
+            ids,
+            attention_mask=mask,
+            min_new_tokens=tokens,
+            max_new_tokens=tokens,
+            **options,
         )
         return {"amount": len(prompts) * tokens}
 

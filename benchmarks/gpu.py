@@ -114,7 +114,12 @@ def row(what: str, figure: str, limit: str, planned: float) -> None:
 
 
 def planned(
-    card: Device, shape: str, small: bool, rows: RowSizes, parts: Sequence[str] = (), **stage: Any
+    card: Device,
+    shape: str,
+    small: bool,
+    rows: RowSizes,
+    parts: Sequence[str] = (),
+    **stage: Any,
 ) -> float | None:
     """GB of tensors that the planner counts for a recipe of one stage; None, after a sentence,
     where the card has less.
@@ -142,7 +147,7 @@ def planned(
     needed, there = made.peak / 1e9, card.memory / 1e9
     print(
         f"| {shape}, {next(iter(stage))} | left out: {needed:.0f} GB are needed, the card has "
-        f"{there:.0f} | | | |"
+        f"{there:.0f} | | | |",
     )
     return None
 
@@ -179,7 +184,8 @@ def rollouts(card: Device, small: bool) -> None:
         engine = LocalEngine(Role(model), encoder_of(), max_rows=rows)
         prompts = [Prompt((user(f"number {n:4}"),), str(n)) for n in range(rows)]
         seconds = timed(
-            partial(engine.generate, prompts, Sampling(max_new_tokens=tokens), seed=1), 2
+            partial(engine.generate, prompts, Sampling(max_new_tokens=tokens), seed=1),
+            2,
         )
         steps = tokens * weights / limits(card)[1]
         rate = f"{rows * tokens / seconds:,.0f} tokens/s"
@@ -297,7 +303,12 @@ def trunk(card: Device, small: bool) -> None:
     for name, (stage, section, prompt, made) in parts.items():
         for shape in ("llama-2-7b", "qwen2.5-1.5b"):
             expected = planned(
-                card, shape, small, RowSizes(prompt=prompt, answer=response), (), **{stage: section}
+                card,
+                shape,
+                small,
+                RowSizes(prompt=prompt, answer=response),
+                (),
+                **{stage: section},
             )
             if expected is None:
                 continue
@@ -330,7 +341,7 @@ def waits(card: Device, small: bool) -> None:
     )
     print(
         "\nWaits of the host in one step of PPO with 16 prompts and 8 new tokens: "
-        f"{sum(lines.values())}.\n"
+        f"{sum(lines.values())}.\n",
     )
     print("| line | waits |\n|---|---|")
     for line, count in lines.most_common(20):
@@ -349,7 +360,9 @@ def main() -> int:
     )
     parser.add_argument("--part", choices=PARTS, help="this part alone")
     parser.add_argument(
-        "--first", action="store_true", help="checks of a first half hour, by their value"
+        "--first",
+        action="store_true",
+        help="checks of a first half hour, by their value",
     )
     options = parser.parse_args()
     if options.first:

@@ -111,7 +111,13 @@ def cluster(folder: Path) -> Iterator[None]:
         words = [str(RAY), "start", *where, "--node-ip-address", HOSTS[host], *RAY_FLAGS]
         with (folder / f"{host}.log").open("ab") as log:
             nodes.append(
-                inside(host, *words, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+                inside(
+                    host,
+                    *words,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    stdin=subprocess.DEVNULL,
+                ),
             )
         return nodes[-1]
 
@@ -169,7 +175,7 @@ def wait_for(process: subprocess.Popen[Any], ready: Any, seconds: float = 300.0)
             raise RuntimeError(
                 f"not after {seconds:g} s"
                 if process.poll() is None
-                else (f"the run ended: {process.returncode}")
+                else (f"the run ended: {process.returncode}"),
             )
         time.sleep(0.1)
     return time.monotonic() - start
@@ -203,7 +209,10 @@ def measured(folder: Path, cuts: int, seconds: float) -> dict[str, Any]:
 
 
 def compared(
-    folder: Path, wild: dict[str, Any], recovered: list[float], noticed: list[float]
+    folder: Path,
+    wild: dict[str, Any],
+    recovered: list[float],
+    noticed: list[float],
 ) -> dict[str, Any]:
     """What differs between the disturbed run and the calm one."""
     calm = json.loads((folder / "calm.json").read_text())

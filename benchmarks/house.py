@@ -37,7 +37,7 @@ QUESTION_WORDS = frozenset(
         "which",
         "when",
         "why",
-    }
+    },
 )
 """First words that open a docstring as a question, where a noun or a verb names the thing."""
 RIGHT_SPLATS = {
@@ -66,7 +66,7 @@ LAYOUT = frozenset(
         tokenize.DEDENT,
         tokenize.ENCODING,
         tokenize.ENDMARKER,
-    }
+    },
 )
 
 
@@ -178,7 +178,7 @@ def counts(package: Path = PACKAGE) -> dict[str, int]:
     return {
         "tokens": sum(map(tokens, sources.values())),
         "tokens_in_100_lines": round(
-            100 * sum(map(tokens, sources.values())) / sum(map(code_lines, sources.values()))
+            100 * sum(map(tokens, sources.values())) / sum(map(code_lines, sources.values())),
         ),
         "public_names_twice": sum(len(paths) > 1 for paths in homes.values()),
         "vague_locals": sum(map(vague_locals, trees.values())),
@@ -212,7 +212,7 @@ def main() -> int:
     for name, count in counts().items():
         print(
             f"{name:28} {count:7,}   at most "
-            f"{allowed[name]:7,}{'   TOO MANY' if count > allowed[name] else ''}"
+            f"{allowed[name]:7,}{'   TOO MANY' if count > allowed[name] else ''}",
         )
     return int(any(count > allowed[name] for name, count in counts().items()))
 

@@ -43,12 +43,15 @@ LOADING = 4.0
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--kills", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--folder", type=Path, help=("where the runs go; default: a temporary folder")
+        "--folder",
+        type=Path,
+        help=("where the runs go; default: a temporary folder"),
     )
     parser.add_argument("--smoke", action="store_true", help="one kill of one stage: does it run?")
     asked = parser.parse_args()
@@ -67,7 +70,9 @@ def main() -> None:
     while len(kills) < asked.kills:
         name = names[runs % len(names)]
         killed, differing = references[name].killed(
-            f"{name}-{runs}", chance, asked.kills - len(kills)
+            f"{name}-{runs}",
+            chance,
+            asked.kills - len(kills),
         )
         kills, runs = kills + killed, runs + 1
         wrong += [(f"{name}-{runs - 1}", file) for file in differing]
@@ -77,11 +82,11 @@ def main() -> None:
             "".join(
                 f"{count:6} {what}\n"
                 for what, count in Counter(kill[place] for kill in kills).most_common()
-            )
+            ),
         )
     print(
         f"{len(kills)} kills, {runs} runs that went on to their end; files that differ from an "
-        f"unkilled run's: {wrong or 'none'}"
+        f"unkilled run's: {wrong or 'none'}",
     )
     if asked.folder is None and not wrong:
         shutil.rmtree(folder)
@@ -105,7 +110,8 @@ class Reference:
         values = {key: values[key] for key in ("run", "model", *stages)} if stages else values
         self.path = self.run.parent / "recipe.toml"
         self.path.write_text(
-            "".join(f"{key} = {toml(value)}\n" for key, value in values.items()), encoding="utf-8"
+            "".join(f"{key} = {toml(value)}\n" for key, value in values.items()),
+            encoding="utf-8",
         )
         began = time.monotonic()
         process = self.start()
@@ -136,7 +142,10 @@ class Reference:
             return Copy(words, log)
 
     def killed(
-        self, name: str, chance: random.Random, most: int
+        self,
+        name: str,
+        chance: random.Random,
+        most: int,
     ) -> tuple[list[tuple[str, str]], list[str]]:
         """One run with up to `most` kills: (when, in which stage) of each, and the files in which
         it differs at its end.

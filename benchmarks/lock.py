@@ -28,7 +28,9 @@ HEAD = (
 def pins() -> dict[str, str]:
     """Versions by canonical name, as constraints.txt has them."""
     lines = re.findall(
-        r"^([\w.\-]+)==(\S+)", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.M
+        r"^([\w.\-]+)==(\S+)",
+        (ROOT / "constraints.txt").read_text(encoding="utf-8"),
+        re.M,
     )
     return {canonicalize_name(name): version for name, version in lines}
 
@@ -70,7 +72,7 @@ def _requires(name: str) -> list[str]:
         return requires(name) or []
     except PackageNotFoundError:
         raise SystemExit(
-            f"{name} is not installed here: install every extra, then run this again"
+            f"{name} is not installed here: install every extra, then run this again",
         ) from None
 
 

@@ -221,7 +221,7 @@ def judged(name: str, runs: Sequence[Mapping[str, Any]], twins: Sequence[Any]) -
                 "truth": own[-1],
                 "twin": clean[-1],
                 "loss": [other - value for value, other in zip(own, clean, strict=True)],
-            }
+            },
         )
     return {
         "learned": sum(row["learned"] for row in rows),
@@ -271,7 +271,9 @@ def share(count: int, of: int) -> str:
 
 
 def summary(
-    runs: Mapping[str, Sequence[Mapping[str, Any]]], steps: int, seconds: float
+    runs: Mapping[str, Sequence[Mapping[str, Any]]],
+    steps: int,
+    seconds: float,
 ) -> dict[str, Any]:
     """All seeds so far, by loophole and by detector."""
     twins = runs["twin"]
@@ -310,7 +312,7 @@ def tables(results: Mapping[str, Any]) -> str:
                     "" if lead is None else f"{abs(lead):g} {'before' if lead > 0 else 'after'}",
                     "" if one["loss"] is None else f"{one['loss']:.0%}",
                     f"{row['truth']:.2f} / {row['twin']:.2f}",
-                ]
+                ],
             )
     head = (
         "loophole", "detector", "learned", "fired where learned", "false alarms in the twins",

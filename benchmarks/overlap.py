@@ -74,7 +74,10 @@ def started(words: list[str]) -> subprocess.Popen[bytes]:
 
 
 def measured(
-    folder: Path, seeds: int, steps: int, bounds: Sequence[int]
+    folder: Path,
+    seeds: int,
+    steps: int,
+    bounds: Sequence[int],
 ) -> dict[int, dict[str, Any]]:
     """By bound: samples a second and the reward at the end, each with half its 95% interval over
     the seeds, and the ages.
@@ -171,14 +174,17 @@ def texts(run: Path) -> list[Any]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.overlap", description=(__doc__ or "").splitlines()[0]
+        prog="python -m benchmarks.overlap",
+        description=(__doc__ or "").splitlines()[0],
     )
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--json", type=Path, help="write the figures there")
     parser.add_argument(
-        "--smoke", action="store_true", help=("three steps of one seed with staleness 2, no kill")
+        "--smoke",
+        action="store_true",
+        help=("three steps of one seed with staleness 2, no kill"),
     )
     asked = parser.parse_args()
     if asked.smoke:
@@ -186,7 +192,7 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as place:
         (Path(place) / "recipe.toml").write_text(RECIPE, encoding="utf-8")
         figures: dict[str, Any] = {
-            "bounds": measured(Path(place), asked.seeds, asked.steps, BOUNDS[asked.smoke * 2 :])
+            "bounds": measured(Path(place), asked.seeds, asked.steps, BOUNDS[asked.smoke * 2 :]),
         }
         if asked.kills:
             figures["killed"] = killed(Path(place), asked.kills, asked.steps)

@@ -45,7 +45,7 @@ CASES: dict[str, dict[str, Any]] = {
             "rows_per_micro_batch": 2,
             "max_length": 512,
             **SMALL,
-        }
+        },
     },
     "sft, recomputing": {
         "model": {"recompute": True},
@@ -65,16 +65,16 @@ CASES: dict[str, dict[str, Any]] = {
             "row_tokens": 512,
             "rows_per_micro_batch": 1,
             "lora": False,
-        }
+        },
     },
     "reward": {
-        "reward": {"epochs": 1, "prompts_per_update": 8, "micro_batch_tokens": 2048, **SMALL}
+        "reward": {"epochs": 1, "prompts_per_update": 8, "micro_batch_tokens": 2048, **SMALL},
     },
     "direct": {
-        "direct": {"epochs": 1, "prompts_per_update": 8, "micro_batch_tokens": 1024, **SMALL}
+        "direct": {"epochs": 1, "prompts_per_update": 8, "micro_batch_tokens": 1024, **SMALL},
     },
     "ppo": {
-        "ppo": {**POLICY, "prompts_per_step": 8, "epochs": 1, "micro_batch_tokens": 2048, **SMALL}
+        "ppo": {**POLICY, "prompts_per_step": 8, "epochs": 1, "micro_batch_tokens": 2048, **SMALL},
     },
     "grpo": {"grpo": {**POLICY, "prompts_per_step": 8, "micro_batch_tokens": 1024, **SMALL}},
     # The constants of planning/plan.py were chosen on the cases above; these were not looked at.
@@ -85,7 +85,7 @@ CASES: dict[str, dict[str, Any]] = {
             "row_tokens": 1024,
             "rows_per_micro_batch": 1,
             **SMALL,
-        }
+        },
     },
     "direct, rank 64": {
         "direct": {
@@ -93,7 +93,7 @@ CASES: dict[str, dict[str, Any]] = {
             "prompts_per_update": 8,
             "micro_batch_tokens": 2048,
             "lora": {"rank": 64, "alpha": 64.0},
-        }
+        },
     },
     "grpo, apart": {
         "grpo": {
@@ -102,7 +102,7 @@ CASES: dict[str, dict[str, Any]] = {
             "micro_batch_tokens": 1536,
             "roles": "separate",
             **SMALL,
-        }
+        },
     },
 }
 RUN = """
@@ -147,7 +147,7 @@ def rows(kind: str, words: int, count: int = 24) -> list[dict[str, Any]]:
                 "messages": [
                     {"role": "user", "content": text()},
                     {"role": "assistant", "content": text()},
-                ]
+                ],
             }
             for _ in range(count)
         ]
@@ -171,7 +171,11 @@ def on_shapes(names: Sequence[str]) -> int:
     for card, shape, name in itertools.product(CARDS, BILLIONS, names or STAGES):
         rows = RowSizes(prompt=128, answer=128)
         made, planned, counted = planned_beside_counted(
-            recipe_of(card), name, SHAPES[shape], rows, card
+            recipe_of(card),
+            name,
+            SHAPES[shape],
+            rows,
+            card,
         )
         expected, there = max(planned.values()), max(counted.values())
         ratio = expected / there
@@ -189,7 +193,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.planned", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="; ".join(CASES))
     parser.add_argument(
-        "--smoke", action="store_true", help=("a tiny random model and short texts: does it run?")
+        "--smoke",
+        action="store_true",
+        help=("a tiny random model and short texts: does it run?"),
     )
     parser.add_argument("--bytes", action="store_true", help="plans for a GPU beside counted bytes")
     options = parser.parse_args()
@@ -200,7 +206,7 @@ def main() -> int:
     model, words = ({"source": "tiny", "dtype": "float32"}, 4) if options.smoke else (MODEL, 118)
     print(
         "| stage | predicted GB | measured GB | predicted / measured | predicted parts "
-        "|\n|---|---|---|---|---|"
+        "|\n|---|---|---|---|---|",
     )
     for name in options.names or CASES:
         with tempfile.TemporaryDirectory() as folder:

@@ -121,7 +121,11 @@ def judge_all(url: str, people: Sequence[int], journal: str, seed: int, pace: fl
 
 
 def started(
-    url: str, shares: Sequence[Sequence[int]], folder: Path, seed: int, pace: float = 0.0
+    url: str,
+    shares: Sequence[Sequence[int]],
+    folder: Path,
+    seed: int,
+    pace: float = 0.0,
 ) -> list[BaseProcess]:
     arguments = [
         (url, share, str(folder / f"{seed}-{n}.jsonl"), seed * 1000 + n, pace)
@@ -196,14 +200,19 @@ def kill_test(
             process.join()
         store = Store(url)
         rows.append(
-            {"kill": number + 1, **compare(store, acknowledged(folder)), "faults": faults(store)}
+            {"kill": number + 1, **compare(store, acknowledged(folder)), "faults": faults(store)},
         )
         store.close()
     return rows
 
 
 def load_test(
-    url: str, folder: Path, people: Sequence[int], *, processes: int, rate: float = 0.0
+    url: str,
+    folder: Path,
+    people: Sequence[int],
+    *,
+    processes: int,
+    rate: float = 0.0,
 ) -> dict[str, Any]:
     """All tasks judged by all people at once: throughput, and the latencies of `next` and `judge`
     in milliseconds.
@@ -241,7 +250,8 @@ def load_test(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--url", help=("an empty database to use instead of a new SQLite file (one run a database)")
+        "--url",
+        help=("an empty database to use instead of a new SQLite file (one run a database)"),
     )
     parser.add_argument("--annotators", type=int, default=100)
     parser.add_argument("--judgments", type=int, default=20_000)
@@ -260,7 +270,9 @@ def main() -> None:
         help=("end all processes so many times instead of measuring"),
     )
     parser.add_argument(
-        "--folder", type=Path, help=("where the database lies, on the disk to be measured")
+        "--folder",
+        type=Path,
+        help=("where the database lies, on the disk to be measured"),
     )
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=asked.folder) as name:
@@ -283,7 +295,7 @@ def main() -> None:
                 json.dumps(
                     load_test(url, folder, people, processes=asked.processes, rate=asked.rate),
                     indent=1,
-                )
+                ),
             )
 
 

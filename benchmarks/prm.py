@@ -101,16 +101,19 @@ def solutions(path: Path) -> list[StepLabels]:
 
 
 def trained(
-    target: str, rows: Sequence[StepLabels], folder: Path, options: argparse.Namespace
+    target: str,
+    rows: Sequence[StepLabels],
+    folder: Path,
+    options: argparse.Namespace,
 ) -> tuple[Any, list[Any]]:
     """Train one model; its summary, and its judgements of every held-out solution."""
     loaded = open_model(ModelConfig(source="tiny" if options.tiny else MODEL, system_prompt=""))
     encoder = ChatEncoder(loaded.tokenizer, loaded.stop_ids, loaded.template, loaded.system_prompt)
     config = ProcessRewardConfig.model_validate(
-        {**RECIPE, "epochs": options.epochs, "target": target}
+        {**RECIPE, "epochs": options.epochs, "target": target},
     )
     head = ScalarHead(loaded.model.config.hidden_size, zero=False, outputs=config.outputs).to(
-        loaded.model.device
+        loaded.model.device,
     )
     model = add_adapter(loaded.model, "reward", LoraConfig(rank=16, alpha=32.0, last_layers=15))
     start = time.perf_counter()
@@ -128,14 +131,18 @@ def trained(
 
     run = RunDirectory.open(folder / target, {"target": target})
     summary = ProcessRewardModeling(config, Role(model, "reward", head), encoder).train(
-        rows, run, progress
+        rows,
+        run,
+        progress,
     )
     run.finish(summary)
     return summary, read_json(run.path / "heldout.json")
 
 
 def knows_the_making(
-    rows: Sequence[StepLabels], path: Path, judged: Sequence[Any]
+    rows: Sequence[StepLabels],
+    path: Path,
+    judged: Sequence[Any],
 ) -> dict[str, Any]:
     """The scores of calling every step wrong that stands in no original: how far telling two
     authors apart could lead.
@@ -179,7 +186,7 @@ def line(name: str, scores: dict[str, Any]) -> str:
             if value is None
             else (f"{value:.3f} ({low:.3f}, {high:.3f})")
             if low is not None
-            else f"{value:.3f}"
+            else f"{value:.3f}",
         )
     return f"| {name} | {' | '.join(cells)} |"
 
@@ -187,18 +194,22 @@ def line(name: str, scores: dict[str, Any]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.prm", description=__doc__)
     parser.add_argument(
-        "--tiny", action="store_true", help=("a small random model: does everything run?")
+        "--tiny",
+        action="store_true",
+        help=("a small random model: does everything run?"),
     )
     parser.add_argument("--rows", type=int, help="only so many solutions")
     parser.add_argument("--epochs", type=int, default=RECIPE["epochs"])
     parser.add_argument(
-        "--out", type=Path, help=("folder for the two runs; one that was interrupted goes on")
+        "--out",
+        type=Path,
+        help=("folder for the two runs; one that was interrupted goes on"),
     )
     options = parser.parse_args()
     if not DATA.is_file():
         raise SystemExit(
             "this benchmark reads prmbench/step-errors.jsonl.gz in the folder that "
-            "TETHER_DATA names"
+            "TETHER_DATA names",
         )
     rows = solutions(DATA)
     if options.rows:
@@ -224,7 +235,7 @@ def main() -> int:
             f"thresholds ({step:.3f} for steps, "
             f"{first:.3f} for the first error); {summary['updates']} updates, "
             f"{summary['seconds']:.0f} s in all; right solutions "
-            f"that pass: {passed_by_author(rows, judged, first)}; left out: {summary['skipped']}"
+            f"that pass: {passed_by_author(rows, judged, first)}; left out: {summary['skipped']}",
         )
     return 0
 

@@ -44,7 +44,9 @@ def sentences(text: str) -> Iterator[str]:
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
     text = re.sub(r"`+[^`]*`+", "`code`", text)
     for block in re.split(
-        r"\n[ \t]*\n|^[ \t]*(?:[-*]|\d+\.) |^ {4}(?=\w+(?:, \w+)*: )", text, flags=re.M
+        r"\n[ \t]*\n|^[ \t]*(?:[-*]|\d+\.) |^ {4}(?=\w+(?:, \w+)*: )",
+        text,
+        flags=re.M,
     ):
         joined = " ".join(block.replace("**", "").split())
         yield from filter(None, re.split(r"(?:(?<=[.!?])|(?<=[.!?]\))) +(?![a-z])", joined))
@@ -71,7 +73,7 @@ def documents(repository: Path = REPOSITORY) -> list[Path]:
     pages = [path for path in repository.glob("*.md") if path.name != "CHANGELOG.md"]
     docs = (repository / "docs").rglob("*.md")
     return sorted(
-        pages + [page for page in docs if not OF_THEIR_DAY & {page.stem, page.parent.name}]
+        pages + [page for page in docs if not OF_THEIR_DAY & {page.stem, page.parent.name}],
     )
 
 

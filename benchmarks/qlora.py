@@ -33,7 +33,7 @@ def measured(quantize: str | None, kind: str, model: str, updates: int) -> str:
     loaded = open_model(config)
     encoder = encoder_of(loaded)
     rows = list(
-        read([str(PACKAGED / "demonstrations.jsonl")], Demonstration, quarantine=Quarantine())
+        read([str(PACKAGED / "demonstrations.jsonl")], Demonstration, quarantine=Quarantine()),
     )
     sequences = [encoder.conversation(row.messages) for row in rows]
     train, held = sequences[:-HELD], make_batch(sequences[-HELD:], encoder.pad_id)

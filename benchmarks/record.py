@@ -73,7 +73,7 @@ def seeds_table(record: dict[str, Any]) -> str:
         ["policy trained on a random reward against SFT model, each at its best temperature"]
         + [_bounds(random[seed]) if seed in random else "" for seed in best],
         [
-            "policy against the best of 2 / 4 / 8 answers of the SFT model. The reward model chooses the best"
+            "policy against the best of 2 / 4 / 8 answers of the SFT model. The reward model chooses the best",
         ]
         + [
             " / ".join(f"{share:.0f}" for share in choice[seed]) + "%" if seed in choice else ""
@@ -195,10 +195,14 @@ def recorded(run: Path, before: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "run", nargs="?", type=Path, help=("a finished quickstart, whose figures become the record")
+        "run",
+        nargs="?",
+        type=Path,
+        help=("a finished quickstart, whose figures become the record"),
     )
     parser.add_argument(
         "--check",

@@ -156,7 +156,8 @@ def _shown(key: Key) -> bool:
     if len(key.path) == 2:
         return True
     return len(key.path) == 3 and key.default != _own_defaults(key.table).get(
-        key.path[-1], key.default
+        key.path[-1],
+        key.default,
     )
 
 
@@ -172,7 +173,8 @@ def _tables(keys: list[Key]) -> Iterator[str]:
         if holder and (above or holder not in STAGES):
             kinds.setdefault((holder, key.table), []).append(".".join(key.path[:-1]))
     for (name, table), holders in sorted(
-        kinds.items(), key=lambda row: (row[0][0], row[0][1].__name__)
+        kinds.items(),
+        key=lambda row: (row[0][0], row[0][1].__name__),
     ):
         yield f"### {name}\n"
         yield f"{_first_sentence(table)} In {_listed(holders)}.\n"
@@ -251,7 +253,7 @@ def glossary_page() -> str:
             "## Metrics\n",
             "Columns of `metrics.jsonl`.\n",
             markdown(("metric", "meaning"), metrics),
-        )
+        ),
     )
 
 
@@ -270,7 +272,9 @@ def main() -> None:
     """Write every page."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.references", description=__doc__)
     parser.add_argument(
-        "--smoke", action="store_true", help=("write nothing; only say how long each page is")
+        "--smoke",
+        action="store_true",
+        help=("write nothing; only say how long each page is"),
     )
     smoke = parser.parse_args().smoke
     for name, page in PAGES.items():

@@ -42,7 +42,9 @@ def replay(
             if isinstance(sample.get("response"), str)
         ]
         alarms += watch.observe_texts(
-            row["step"], {**row, "run/share": place / len(metrics_rows)}, texts
+            row["step"],
+            {**row, "run/share": place / len(metrics_rows)},
+            texts,
         )
     return alarms
 
@@ -63,7 +65,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m benchmarks.replay", description=__doc__)
     parser.add_argument("runs", nargs="*", type=Path, help="folders of stages, with metrics.jsonl")
     parser.add_argument(
-        "--smoke", action="store_true", help=("read no run: four quiet steps give no alarm")
+        "--smoke",
+        action="store_true",
+        help=("read no run: four quiet steps give no alarm"),
     )
     asked = parser.parse_args()
     if asked.smoke:

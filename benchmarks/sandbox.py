@@ -109,7 +109,9 @@ def main() -> int:
         help=("one line of JSON for each program in each environment"),
     )
     parser.add_argument(
-        "--page", action="store_true", help="write the largest values into docs/trust/safety.md"
+        "--page",
+        action="store_true",
+        help="write the largest values into docs/trust/safety.md",
     )
     parser.add_argument("--environments", nargs="*", choices=ENVIRONMENTS, default=possible())
     parser.add_argument("--programs", nargs="*", choices=PROGRAMS, default=[*PROGRAMS])
@@ -169,7 +171,11 @@ def rows_of(environment: str, programs: list[str]) -> list[dict[str, Any]]:
             ]
             variables = {**os.environ, "TMPDIR": folder, "TETHER_GROUP": str(group or "")}
             finished = subprocess.run(
-                command, env=variables, capture_output=True, text=True, check=False
+                command,
+                env=variables,
+                capture_output=True,
+                text=True,
+                check=False,
             )
         finally:
             if group is not None:
@@ -178,7 +184,7 @@ def rows_of(environment: str, programs: list[str]) -> list[dict[str, Any]]:
     if finished.returncode:
         raise SystemExit(
             f"{environment}: the process that trains ended with "
-            f"{finished.returncode}\n{finished.stderr[-2000:]}"
+            f"{finished.returncode}\n{finished.stderr[-2000:]}",
         )
     return [json.loads(line) for line in finished.stdout.splitlines()]
 

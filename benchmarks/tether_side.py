@@ -36,7 +36,10 @@ OPTIMIZER = OptimizerConfig(learning_rate=1e-5, schedule="constant", warmup_frac
 loaded = open_model(ModelConfig(source=TASK["model"], dtype=TASK.get("dtype", "bfloat16")))
 # Every side samples to the limit: a stop token that is as good as never drawn.
 encoder = ChatEncoder(
-    loaded.tokenizer, (TASK.get("stop", 10**9),), loaded.template, loaded.system_prompt
+    loaded.tokenizer,
+    (TASK.get("stop", 10**9),),
+    loaded.template,
+    loaded.system_prompt,
 )
 
 
@@ -69,7 +72,8 @@ def supervised(stage: Any, convert: Any, amount: Any, metric: str = "loss") -> N
 
 def sft() -> None:
     config = SFTConfig(
-        row_tokens=TASK["row_tokens"], rows_per_micro_batch=TASK["rows_per_micro_batch"]
+        row_tokens=TASK["row_tokens"],
+        rows_per_micro_batch=TASK["rows_per_micro_batch"],
     )
     stage = SFT(config, Role(adapted("sft"), "sft"), encoder)
     supervised(stage, lambda row: encoded(row["ids"], row["prompt"]), len)
@@ -84,10 +88,14 @@ def ranking(row: dict[str, Any]) -> Ranking:
 
 def reward() -> None:
     role = Role(
-        adapted("reward"), "reward", ScalarHead(loaded.model.config.hidden_size, zero=False)
+        adapted("reward"),
+        "reward",
+        ScalarHead(loaded.model.config.hidden_size, zero=False),
     )
     stage = RewardModeling(
-        RewardConfig(micro_batch_tokens=TASK["micro_batch_tokens"]), role, encoder
+        RewardConfig(micro_batch_tokens=TASK["micro_batch_tokens"]),
+        role,
+        encoder,
     )
     supervised(stage, ranking, lambda _: 1)
 
@@ -226,7 +234,9 @@ def rollout() -> None:
 
     def work() -> dict[str, Any]:
         groups = engine.generate(
-            prompts, Sampling(max_new_tokens=TASK["tokens"], temperature=1.0), seed=1
+            prompts,
+            Sampling(max_new_tokens=TASK["tokens"], temperature=1.0),
+            seed=1,
         )
         return {"amount": sum(len(r.response_ids) for g in groups for r in g.rollouts)}
 

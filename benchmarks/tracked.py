@@ -46,7 +46,7 @@ def written(folder: Path) -> Points:
         rows = list(read_jsonl(manifest.parent / "metrics.jsonl"))
         for row in rows:
             for name, value in numbers_in(
-                {k: v for k, v in row.items() if k not in ("step", "time")}
+                {k: v for k, v in row.items() if k not in ("step", "time")},
             ).items():
                 points[run, name, row["step"]].append(value)
         for row in read_jsonl(manifest.parent / "heldout.jsonl"):
@@ -60,7 +60,8 @@ def written(folder: Path) -> Points:
         )
         if (manifest.parent / "summary.json").is_file():
             for name, value in numbers_in(
-                read_json(manifest.parent / "summary.json"), "summary/"
+                read_json(manifest.parent / "summary.json"),
+                "summary/",
             ).items():
                 points[run, name, last + 1].append(value)
     return points
@@ -192,7 +193,7 @@ def main(folder: Path, names: list[str], only_read: bool) -> None:
     runs = {run for run, _, _ in ours}
     print(
         f"{len(runs)} run directories, {len(ours)} numbers, {rows} samples: "
-        f"{', '.join(sorted(runs))}"
+        f"{', '.join(sorted(runs))}",
     )
     for name in names:
         points, tables = READERS[name](folder)
@@ -213,11 +214,16 @@ if __name__ == "__main__":
         help=("a new folder for the runs and what the trackers write"),
     )
     parser.add_argument(
-        "trackers", nargs="*", choices=[*READERS, []], help=("all four when none is named")
+        "trackers",
+        nargs="*",
+        choices=[*READERS, []],
+        help=("all four when none is named"),
     )
     parser.add_argument("--only-read", action="store_true", help="the runs are there already")
     parser.add_argument(
-        "--smoke", action="store_true", help=("run nothing; compare what is read of no run")
+        "--smoke",
+        action="store_true",
+        help=("run nothing; compare what is read of no run"),
     )
     asked = parser.parse_args()
     if asked.smoke:

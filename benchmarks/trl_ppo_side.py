@@ -48,11 +48,15 @@ def main() -> None:
     }
     policy = AutoModelForCausalLM.from_pretrained(TASK["model"], dtype=torch.bfloat16)
     policy = get_peft_model(
-        policy, LoraConfig(**lora, task_type="CAUSAL_LM"), autocast_adapter_dtype=False
+        policy,
+        LoraConfig(**lora, task_type="CAUSAL_LM"),
+        autocast_adapter_dtype=False,
     )
     reward, value = (
         AutoModelForSequenceClassification.from_pretrained(
-            TASK["model"], num_labels=1, dtype=torch.bfloat16
+            TASK["model"],
+            num_labels=1,
+            dtype=torch.bfloat16,
         )
         for _ in range(2)
     )

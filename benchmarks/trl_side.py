@@ -57,7 +57,7 @@ def adapted(model: Any, task: str = "CAUSAL_LM", **options: Any) -> Any:
 def policy() -> Any:
     options = {"attn_implementation": TASK["attention"]} if "attention" in TASK else {}
     return adapted(
-        AutoModelForCausalLM.from_pretrained(TASK["model"], dtype=torch.bfloat16, **options)
+        AutoModelForCausalLM.from_pretrained(TASK["model"], dtype=torch.bfloat16, **options),
     )
 
 
@@ -88,7 +88,7 @@ def per_round(amount: Any) -> Any:
     """The amount of work of round n, of rows that are gone through in order."""
     size = TASK["updates"] * TASK["batch"]
     return lambda number: sum(
-        map(amount, islice(cycle(TASK["rows"]), number * size, (number + 1) * size))
+        map(amount, islice(cycle(TASK["rows"]), number * size, (number + 1) * size)),
     )
 
 
@@ -126,7 +126,9 @@ def reward() -> None:
         for r in TASK["rows"]
     ]
     model = AutoModelForSequenceClassification.from_pretrained(
-        TASK["model"], num_labels=1, dtype=torch.bfloat16
+        TASK["model"],
+        num_labels=1,
+        dtype=torch.bfloat16,
     )
     model.config.pad_token_id = TOKENIZER.pad_token_id
     model = adapted(model, "SEQ_CLS", modules_to_save=["score"])

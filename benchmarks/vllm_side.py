@@ -23,7 +23,10 @@ def main() -> None:
     )
     prompts: Any = [{"prompt_token_ids": row["ids"]} for row in task["rows"]][: task["batch"]]
     sampling = SamplingParams(
-        temperature=1.0, max_tokens=task["tokens"], min_tokens=task["tokens"], ignore_eos=True
+        temperature=1.0,
+        max_tokens=task["tokens"],
+        min_tokens=task["tokens"],
+        ignore_eos=True,
     )
     model.generate(prompts[:1], SamplingParams(max_tokens=1), use_tqdm=False)
 

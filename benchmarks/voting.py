@@ -34,12 +34,17 @@ SEED = 104729
 def problems() -> list[Prompt]:
     """The held-out ones of the recipe."""
     section = build(
-        Recipe, tomllib.loads(packaged_recipe("sums").read_text(encoding="utf-8"))
+        Recipe,
+        tomllib.loads(packaged_recipe("sums").read_text(encoding="utf-8")),
     ).section("grpo")
     assert section.task is not None and section.evaluate is not None
     task = section.task
     prompts = reasoning_gym_prompts(
-        task.name, task.size, task.seed, task.config, system=task.system or ""
+        task.name,
+        task.size,
+        task.seed,
+        task.config,
+        system=task.system or "",
     )
     return held_out_split(prompts, section.evaluate.prompts)[1]
 
@@ -58,12 +63,15 @@ def voted(answers: Sequence[str]) -> str:
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run", type=Path, nargs="?")
     parser.add_argument("--samples", type=int, default=16)
     parser.add_argument(
-        "--smoke", action="store_true", help=("a tiny random model, a few problems, no run")
+        "--smoke",
+        action="store_true",
+        help=("a tiny random model, a few problems, no run"),
     )
     asked = parser.parse_args()
     if asked.run is None and not asked.smoke:
@@ -93,7 +101,7 @@ def measure(name: str, engine: Engine, prompts: Sequence[Prompt], samples: int) 
         }
         for way, answers in ways.items():
             right = mean_estimate(
-                [float(last_number(a) == t) for a, t in zip(answers, truth, strict=True)]
+                [float(last_number(a) == t) for a, t in zip(answers, truth, strict=True)],
             )
             bounds = f"{right.value:.1%} [{right.low:.1%}, {right.high:.1%}]"
             print(f"{name:7} {decoding:16} {way:11} {bounds}", flush=True)

@@ -16,11 +16,17 @@ questions = [
     for what in ("boil an egg", "fix a flat tyre", "thank a neighbour", "sleep", "learn chess")
 ]
 run = tether.grpo(
-    model, questions, brief, steps=20, prompts_per_step=4, max_new_tokens=48, run="runs/brief"
+    model,
+    questions,
+    brief,
+    steps=20,
+    prompts_per_step=4,
+    max_new_tokens=48,
+    run="runs/brief",
 )
 print(
     f"reward {run.summary['proxy_first']:.2f} to {run.summary['proxy_last']:.2f}; the page: "
-    f"{run.report()}"
+    f"{run.report()}",
 )
 print(run.policy.generate("How do I make tea?"))
 print("exported to", run.export("brief-model"))

@@ -63,11 +63,11 @@ def methods_of(config: BaseRecipe) -> dict[str, str]:
     }
     if config.section("evaluate") is None or not methods:
         raise ConfigError(
-            "a comparison needs methods, such as [arms.dpo.direct], and [evaluate] with their judge"
+            "a comparison needs methods, such as [arms.dpo.direct], and [evaluate] with their judge",
         )
     if config.repeat is not None:
         raise ConfigError(
-            "repeat has no effect here: methods are compared after one round. Leave it out"
+            "repeat has no effect here: methods are compared after one round. Leave it out",
         )
     if len(set(methods.values())) < len(methods):
         raise ConfigError("an arm is called as another method is: give it another name")
@@ -91,7 +91,7 @@ def _run_seed(recipe: str, overrides: Sequence[str], config: BaseRecipe, seed: i
             _tether("run", recipe, *stages, *overrides, *own)
         if not all(path.is_file() for path in summaries):
             raise TrainingError(
-                f"{' and '.join(stages)} of seed {seed}: not finished; why stands above"
+                f"{' and '.join(stages)} of seed {seed}: not finished; why stands above",
             )
 
 
@@ -115,7 +115,7 @@ def _tether(*words: str) -> None:
             child.terminate()
     if code:
         raise TrainingError(
-            f"tether {' '.join(words)} ended with exit code {code}; its own message stands above"
+            f"tether {' '.join(words)} ended with exit code {code}; its own message stands above",
         )
 
 
@@ -142,7 +142,7 @@ def table(arms: Mapping[str, Mapping[str, Any]]) -> str:
                 f"| {_bracketed(over, '+.2f')} | {_bracketed(over.get('win_rate'), '.3f')} | "
                 f"{row['kl']['value']:.1f} "
                 f"| {row['finished']:.0%} | {row['seconds']:.0f} | "
-                f"{row['peak_rss_bytes'] / 1e9:.2f} |"
+                f"{row['peak_rss_bytes'] / 1e9:.2f} |",
             )
         if len(seeds) > 1:
             mean = partial(_mean, list(seeds.values()))
@@ -153,7 +153,7 @@ def table(arms: Mapping[str, Mapping[str, Any]]) -> str:
                 f"| {mean('over_best_decoding', 'value'):+.2f} | "
                 f"{mean('over_best_decoding', 'win_rate', 'value'):.3f} "
                 f"| {mean('kl', 'value'):.1f} | {mean('finished'):.0%} | {mean('seconds'):.0f} | "
-                f"{peak:.2f} |"
+                f"{peak:.2f} |",
             )
     return "\n".join(lines) + "\n"
 

@@ -21,7 +21,8 @@ from tether.stats import Array
 
 
 def best_of_n_weights(
-    proxy: Float[Tensor, "*prompts samples"], n: int
+    proxy: Float[Tensor, "*prompts samples"],
+    n: int,
 ) -> Float[Tensor, "*prompts samples"]:
     """Compute for every sample of a pool how likely it is to be the best by proxy of n drawn from
     the pool without replacement.
@@ -39,7 +40,7 @@ def best_of_n_weights(
     samples = proxy.shape[-1]
     if not 1 <= n <= samples:
         raise ValueError(
-            f"best of {n} from a pool of {samples}: n must lie between 1 and the size of the pool"
+            f"best of {n} from a pool of {samples}: n must lie between 1 and the size of the pool",
         )
     ordered = proxy.sort(-1).values
     below = torch.searchsorted(ordered, proxy.contiguous())
@@ -54,7 +55,9 @@ def best_of_n_weights(
 
 
 def best_of_n_estimate(
-    proxy: Float[Tensor, "*prompts samples"], gold: Float[Tensor, "*prompts samples"], n: int
+    proxy: Float[Tensor, "*prompts samples"],
+    gold: Float[Tensor, "*prompts samples"],
+    n: int,
 ) -> Float[Tensor, "*prompts"]:
     """Estimate without bias the gold score of the best by proxy of n fresh samples, from a pool of
     N.
@@ -88,7 +91,8 @@ class CurvePoint(NamedTuple):
 
 
 def best_of_n_by_prompt(
-    proxy: Sequence[MaybeScores], gold: Sequence[MaybeScores]
+    proxy: Sequence[MaybeScores],
+    gold: Sequence[MaybeScores],
 ) -> tuple[list[int], Array, Array]:
     """Estimate for every prompt the proxy and the gold score of the best by proxy of n = 1, 2, 4, …
     samples, up to the pool.
@@ -115,13 +119,16 @@ def best_of_n_by_prompt(
     largest = min(pool.shape[1] for pool in pools)
     sizes = [2**power for power in range(largest.bit_length()) if 2**power < largest] + [largest]
     values = torch.stack(
-        [torch.stack([pool @ best_of_n_weights(pool[0], n) for n in sizes], 1) for pool in pools]
+        [torch.stack([pool @ best_of_n_weights(pool[0], n) for n in sizes], 1) for pool in pools],
     )
     return sizes, values[:, 0].numpy(), values[:, 1].numpy()
 
 
 def best_of_n_curve(
-    proxy: Sequence[MaybeScores], gold: Sequence[MaybeScores], *, confidence: float = 0.95
+    proxy: Sequence[MaybeScores],
+    gold: Sequence[MaybeScores],
+    *,
+    confidence: float = 0.95,
 ) -> list[CurvePoint]:
     """Estimate the best-of-n curve, with intervals of gold over prompts.
 
@@ -186,12 +193,14 @@ class OveroptimizationFit(NamedTuple):
                 by_alpha**2 * variance
                 + 2 * by_alpha * by_beta * covariance
                 + by_beta**2 * beta_variance,
-            )
+            ),
         )
 
 
 def fit_overoptimization(
-    kl: Sequence[float], gold: Sequence[float], kind: Literal["best_of_n", "rl"]
+    kl: Sequence[float],
+    gold: Sequence[float],
+    kind: Literal["best_of_n", "rl"],
 ) -> OveroptimizationFit:
     """Fit Gao's curve of gold reward over distance by least squares; both forms are linear in α and
     β.
@@ -214,7 +223,7 @@ def fit_overoptimization(
     if not all(map(math.isfinite, (*kl, *gold))) or min(kl, default=0.0) < 0:
         raise ValueError(
             "KLs and gold rewards must be finite, and a KL 0 or more; an estimate below 0 is "
-            "noise around 0: leave it out"
+            "noise around 0: leave it out",
         )
     terms = torch.tensor([_terms(kind, k) for k in kl if k > 0], dtype=torch.float64).reshape(-1, 2)
     target = torch.tensor([g for k, g in zip(kl, gold, strict=True) if k > 0], dtype=torch.float64)
@@ -222,14 +231,17 @@ def fit_overoptimization(
     if len(terms) < 3 or torch.linalg.det(square) <= 1e-12 * square[0, 0] * square[1, 1]:
         raise ValueError(
             "a fit needs at least three points beyond KL 0, not all at one "
-            f"distance; got {len(terms)}"
+            f"distance; got {len(terms)}",
         )
     inverse = torch.linalg.inv(square)
     best = inverse @ terms.T @ target
     variances = (target - terms @ best).square().sum() / (len(terms) - 2) * inverse
     alpha, beta = best.tolist()
     return OveroptimizationFit(
-        kind, alpha, beta, (float(variances[0, 0]), float(variances[0, 1]), float(variances[1, 1]))
+        kind,
+        alpha,
+        beta,
+        (float(variances[0, 0]), float(variances[0, 1]), float(variances[1, 1])),
     )
 
 

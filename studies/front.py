@@ -42,8 +42,8 @@ def front_of_runs(runs: Sequence[str | Path], objectives: Sequence[str]) -> list
     points = [[row[name]["value"] for name in objectives] for row in means]
     front = set(
         pareto_front(
-            torch.tensor(points, dtype=torch.float64).reshape(len(points), len(objectives))
-        ).tolist()
+            torch.tensor(points, dtype=torch.float64).reshape(len(points), len(objectives)),
+        ).tolist(),
     )
     return [
         Placed(Path(run), row, number in front)
@@ -58,7 +58,7 @@ def _means(run: Path, objectives: Sequence[str]) -> dict[str, EstimateFields]:
     if missing:
         raise RunError(
             f"{run} has not measured {', '.join(missing)} on held-out prompts: give "
-            "its section an evaluate table"
+            "its section an evaluate table",
         )
     return {name: measured[name]["after"] for name in objectives}
 

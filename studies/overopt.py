@@ -87,20 +87,27 @@ class ProxySection(Config):
     """
 
     pairs: int = Field(
-        ge=8, description=("labelled pairs; a smaller number is a part of every larger one")
+        ge=8,
+        description=("labelled pairs; a smaller number is a part of every larger one"),
     )
     flipped: float = Field(
-        default=0.0, ge=0, le=0.5, description=("share of the labels that are turned round")
+        default=0.0,
+        ge=0,
+        le=0.5,
+        description=("share of the labels that are turned round"),
     )
     members: int = Field(default=1, ge=1)
     average: bool = Field(
-        default=False, description=("average the members' weights instead of asking each")
+        default=False,
+        description=("average the members' weights instead of asking each"),
     )
     combine: Combine | None = Field(
-        default=None, description=("how an ensemble's scores become one; unset: their mean")
+        default=None,
+        description=("how an ensemble's scores become one; unset: their mean"),
     )
     policies: tuple[float, ...] = Field(
-        default=(), description=("KL coefficients, each of a PPO run; none: best-of-n alone")
+        default=(),
+        description=("KL coefficients, each of a PPO run; none: best-of-n alone"),
     )
 
     @property
@@ -117,7 +124,9 @@ class PoolSection(Config):
 
     prompts: int = Field(default=32, ge=2, description="held-out ones")
     samples: int = Field(
-        default=128, ge=8, description="answers to each; n goes up to half of them"
+        default=128,
+        ge=8,
+        description="answers to each; n goes up to half of them",
     )
 
 
@@ -130,7 +139,8 @@ class OveroptConfig(Config):
     model: ModelConfig
     sft: SFTSection | None = None
     pairs: PairsSection | None = Field(
-        default=None, description=("collects the labels; unset: those of reward.data")
+        default=None,
+        description=("collects the labels; unset: those of reward.data"),
     )
     reward: RewardSection
     ppo: PPOSection
@@ -179,7 +189,7 @@ class OveroptConfig(Config):
             if value is not None
         }
         return recipe_type().model_validate(
-            {"run": str(Path(self.run) / f"seed-{seed}"), "seed": seed, **values}
+            {"run": str(Path(self.run) / f"seed-{seed}"), "seed": seed, **values},
         )
 
     def reward_section(self, proxy: ProxySection) -> RewardSection:
@@ -198,11 +208,14 @@ class OveroptConfig(Config):
 
 
 def overopt(
-    config: OveroptConfig, seeds: Sequence[int], announce: Callable[[str], Progress] | None = None
+    config: OveroptConfig,
+    seeds: Sequence[int],
+    announce: Callable[[str], Progress] | None = None,
 ) -> Json:
     """Everything that is missing, seed by seed; returns (and writes) the summary and the page."""
     run = RunDirectory.open(
-        config.run, {name: value for name, value in config if name not in ("run", "proxies")}
+        config.run,
+        {name: value for name, value in config if name not in ("run", "proxies")},
     )
     results: Json = {
         name: {
@@ -237,13 +250,18 @@ class Ground:
     """
 
     def __init__(
-        self, config: OveroptConfig, seed: int, announce: Callable[[str], Progress] | None = None
+        self,
+        config: OveroptConfig,
+        seed: int,
+        announce: Callable[[str], Progress] | None = None,
     ) -> None:
         self.config, self.seed, self.announce = config, seed, announce
         recipe = config.recipe(seed)
         self.root = Path(recipe.run)
         run_recipe(
-            recipe, [name for name in ("sft", "pairs") if name in recipe.stages], self.progress
+            recipe,
+            [name for name in ("sft", "pairs") if name in recipe.stages],
+            self.progress,
         )
         jobs = expand(recipe, ["reward", "ppo"])
         self.reward, self.ppo = (context_of(job) for job in jobs)
@@ -323,7 +341,8 @@ class Pool:
         """A proxy's scores, (prompts, samples) float64."""
         start = self.ground.ppo.model
         scored = self._cached(
-            f"proxy-{name}", lambda: learned_reward(model, start, combine).score(self.rollouts)
+            f"proxy-{name}",
+            lambda: learned_reward(model, start, combine).score(self.rollouts),
         )
         # a failed score is never the best
         return scored.nan_to_num(float(scored.nan_to_num(float("inf")).min()))
@@ -347,7 +366,9 @@ class Pool:
         if missing:
             loaded, bar = open_model(ground.ppo.model), ground.progress("pool")
             engine = local_engine(
-                Role(loaded.model), loaded, max_rows=ground.config.ppo.engine_rows
+                Role(loaded.model),
+                loaded,
+                max_rows=ground.config.ppo.engine_rows,
             )
             for number, prompt in missing:
                 how = {
@@ -390,7 +411,10 @@ class Pool:
 
 
 def labels(
-    comparisons: Sequence[Comparison], count: int, flipped: float, seed: int
+    comparisons: Sequence[Comparison],
+    count: int,
+    flipped: float,
+    seed: int,
 ) -> list[Comparison]:
     """`count` of the labelled pairs, about a share `flipped` of them the wrong way round; fewer
     pairs are a part of more.
@@ -402,7 +426,7 @@ def labels(
         raise ConfigError(
             f"proxies: {count} pairs are asked for, and {len(comparisons)} can be trained on. "
             "Lower pairs, or raise "
-            "pairs.prompts or pairs.samples_per_prompt"
+            "pairs.prompts or pairs.samples_per_prompt",
         )
 
     def draw(purpose: str, row: Comparison) -> float:
@@ -522,7 +546,9 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def fitted(
-    kl: Sequence[float], gold: Sequence[float], kind: Literal["best_of_n", "rl"]
+    kl: Sequence[float],
+    gold: Sequence[float],
+    kind: Literal["best_of_n", "rl"],
 ) -> Json | None:
     """Gao's curve through gains of gold, or None where there are too few points for one."""
     try:

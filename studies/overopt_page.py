@@ -152,7 +152,7 @@ def write_page(run: Path) -> Path:
 
 def _course(name: str, seed: str, stored: Row) -> Course:
     values: Row = {key: stored[key] for key in Course._fields[2:]} | {
-        "fall": estimate(stored["fall"])
+        "fall": estimate(stored["fall"]),
     }
     return Course(name, seed, **values)
 
@@ -213,7 +213,7 @@ def _alarm_marks(course: Course, colour: str) -> list[Trace]:
                 size=12,
                 listed=False,
                 notes=notes,
-            )
+            ),
         ]
         if alarms
         else []
@@ -241,7 +241,7 @@ def _fit_line(courses: Sequence[Course], colour: str) -> list[Trace]:
             size=1.2,
             listed=False,
             silent=True,
-        )
+        ),
     ]
 
 

@@ -52,7 +52,9 @@ if installed("beartype") and "tether.algorithms" not in sys.modules:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--run-slow", action="store_true", help=("run the tests marked slow along with the others")
+        "--run-slow",
+        action="store_true",
+        help=("run the tests marked slow along with the others"),
     )
 
 
@@ -162,7 +164,7 @@ def tether_data() -> Path:
     if not named:
         pytest.skip(
             "TETHER_DATA is not set: it names the folder of published data sets that this "
-            "test reads"
+            "test reads",
         )
     folder = Path(named)
     if not folder.is_dir():

@@ -171,7 +171,9 @@ def shell_faults(block):
         if program not in PROGRAMS:
             yield f"{program}: no program that the documents explain"
         elif program == "make" and not re.search(
-            rf"^{words[0]}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M
+            rf"^{words[0]}:",
+            (ROOT / "Makefile").read_text(encoding="utf-8"),
+            re.M,
         ):
             yield f"make has no target {words[0]}"
         elif program == "python" and words[0] == "-m":

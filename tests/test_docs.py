@@ -49,7 +49,9 @@ def anchors_in(text):
     """The anchors that GitHub gives to the headings of a page."""
     seen = {}
     for heading in re.findall(
-        r"^#{1,6} +(.+?) *$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M
+        r"^#{1,6} +(.+?) *$",
+        re.sub(r"^```.*?^```", "", text, flags=re.M | re.S),
+        re.M,
     ):
         words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
         name = re.sub(r"[^\w\- ]", "", words.lower()).replace(" ", "-")
@@ -119,7 +121,7 @@ def test_files_that_are_named_are_there(page):
 
 def test_a_missing_file_would_be_noticed():
     assert paths_in(
-        "`src/tether/nowhere.py` and `core/config.py`, `summary.json`, `mine.toml`"
+        "`src/tether/nowhere.py` and `core/config.py`, `summary.json`, `mine.toml`",
     ) == {
         "src/tether/nowhere.py",
         "core/config.py",

@@ -65,7 +65,10 @@ def loaded_by(statement: str) -> set[str]:
         "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
     )
     finished = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert finished.returncode == 0, finished.stderr
     return set(json.loads(finished.stdout))
@@ -130,7 +133,8 @@ def circle(graph: grimp.ImportGraph) -> list[str]:
 def test_no_module_imports_itself_in_a_circle() -> None:
     graph = grimp.build_graph("tether", cache_dir=None, exclude_type_checking_imports=False)
     assert graph.direct_import_exists(
-        importer="tether.cli.trained", imported="tether.runner.run"
+        importer="tether.cli.trained",
+        imported="tether.runner.run",
     ), "an import inside a function counts"
     assert circle(graph) == []
 
@@ -182,7 +186,8 @@ def test_help_answers_within_half_a_second() -> None:
     for _ in range(3):
         start = time.perf_counter()
         subprocess.run(
-            [sys.executable, "-c", "import typer, rich.table, pydantic.main"], check=True
+            [sys.executable, "-c", "import typer, rich.table, pydantic.main"],
+            check=True,
         )
         bare.append(time.perf_counter() - start)
         start = time.perf_counter()
@@ -230,13 +235,14 @@ def test_a_typing_error_in_a_recipe_is_reported_within_half_a_second(tmp_path: P
     there.
     """
     (tmp_path / "recipe.toml").write_text(
-        'run = "run"\n[model]\nsource = "tiny"\n[ppo]\nclip_rnge = 0.2\ndata = { path = "." }\n'
+        'run = "run"\n[model]\nsource = "tiny"\n[ppo]\nclip_rnge = 0.2\ndata = { path = "." }\n',
     )
     durations, bare = [], []
     for _ in range(3):
         start = time.perf_counter()
         subprocess.run(
-            [sys.executable, "-c", "import typer, rich.console, pydantic.main"], check=True
+            [sys.executable, "-c", "import typer, rich.console, pydantic.main"],
+            check=True,
         )
         bare.append(time.perf_counter() - start)
         start = time.perf_counter()
@@ -267,7 +273,9 @@ def test_a_ppo_step_is_a_paragraph_in_eight_files() -> None:
     assert methods["step"] + methods["learn"] <= 40
     text = (REPOSITORY / "CONTRIBUTING.md").read_text(encoding="utf-8")
     order = re.findall(
-        r"^\d\. `(\S+)`:", text.split("## How a PPO step runs")[1].split("##")[0], re.MULTILINE
+        r"^\d\. `(\S+)`:",
+        text.split("## How a PPO step runs")[1].split("##")[0],
+        re.MULTILINE,
     )
     assert len(order) == 8 and all((PACKAGE / name).is_file() for name in order)
 

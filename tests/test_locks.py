@@ -43,5 +43,5 @@ def test_what_make_installs_by_default_has_a_lock():
 def test_a_lock_holds_what_its_packages_need():
     """transformers needs tokenizers, which needs huggingface-hub."""
     assert {"transformers", "tokenizers", "huggingface-hub"} <= closure(["transformers"]) & pinned(
-        LOCKS / "tether.txt"
+        LOCKS / "tether.txt",
     ).keys()

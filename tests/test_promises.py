@@ -115,7 +115,10 @@ def test_addresses_stay_free_where_they_cannot_be_reserved(limits, free):
         "print(enclose(1 << 28) == 0, window() is None)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout.split() == [str(free)] * 2
 
@@ -212,10 +215,11 @@ def test_functions_have_the_limits_that_the_page_says():
 
 def test_stacks_of_a_judge_lie_in_the_run(tmp_path):
     (tmp_path / "mine.py").write_text(
-        "import time\ndef f(prompts, responses):\n    time.sleep(60)\n"
+        "import time\ndef f(prompts, responses):\n    time.sleep(60)\n",
     )
     judge = text_judge(
-        FunctionJudge(call=f"{tmp_path}/mine.py:f", time_limit=0.3), tmp_path / "run"
+        FunctionJudge(call=f"{tmp_path}/mine.py:f", time_limit=0.3),
+        tmp_path / "run",
     )
     with pytest.raises(RewardError, match="gave no answer"):
         judge([Prompt((user("q"),))], ["a"])

@@ -60,7 +60,7 @@ def test_the_sections_that_read_a_kind_are_those_of_the_table():
                 "run": "r",
                 "model": {"source": "tiny"},
                 "grpo": {"reward_source": "verifiable", "verifiable": {"kind": "exact"}},
-            }
+            },
         )
         .section("grpo")
         .kind

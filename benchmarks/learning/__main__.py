@@ -81,15 +81,19 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help=f"of {', '.join(NAMES)}; none: all")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument(
-        "--draw", action="store_true", help=("tables and pictures of what is known, nothing is run")
+        "--draw",
+        action="store_true",
+        help=("tables and pictures of what is known, nothing is run"),
     )
     parser.add_argument(
-        "--smoke", action="store_true", help=("sizes that mean nothing, nothing kept: does it run?")
+        "--smoke",
+        action="store_true",
+        help=("sizes that mean nothing, nothing kept: does it run?"),
     )
     said = parser.parse_args()
     if unknown := set(said.names) - set(NAMES):
         parser.error(
-            f"no experiment is called {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}"
+            f"no experiment is called {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}",
         )
     if not said.draw:
         import torch

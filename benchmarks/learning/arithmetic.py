@@ -72,7 +72,10 @@ def running_sums(text: str) -> list[str]:
 
 
 def demonstrated(
-    text: str, slips: dict[tuple[int, int], int], slip: float, rng: random.Random
+    text: str,
+    slips: dict[tuple[int, int], int],
+    slip: float,
+    rng: random.Random,
 ) -> str:
     total, *digits = map(int, text.split("+"))
     lines = []
@@ -84,7 +87,11 @@ def demonstrated(
 
 
 def taught(
-    prompts: Sequence[Prompt], seed: int, demonstrations: int, wrong: int, slip: float
+    prompts: Sequence[Prompt],
+    seed: int,
+    demonstrations: int,
+    wrong: int,
+    slip: float,
 ) -> Any:
     """A model that has learned how it is done, and the wrong entries too."""
     rng = random.Random(seed)
@@ -145,7 +152,12 @@ def measure(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def run(
-    seed: int, *, demonstrations: int = 8000, steps: int = 24, long: int = 200, rare: int = 72
+    seed: int,
+    *,
+    demonstrations: int = 8000,
+    steps: int = 24,
+    long: int = 200,
+    rare: int = 72,
 ) -> Result:
     """One seed: half-taught, then every method from there, with as many answers each and the same
     settings.
@@ -167,10 +179,20 @@ def run(
     for name in ("REINFORCE", "RLOO"):
         how = {**short, **ARMS[name], "seed": seed}
         arms[f"{name}, all scores {OFFSET:g} higher"] = _trained(
-            start, Sums(offset=OFFSET), train, test, how, 5e-4
+            start,
+            Sums(offset=OFFSET),
+            train,
+            test,
+            how,
+            5e-4,
         )
     arms["GRPO, random rewards"] = _trained(
-        start, RandomReward(seed), train, test, {**short, **ARMS["GRPO"], "seed": seed}, 5e-4
+        start,
+        RandomReward(seed),
+        train,
+        test,
+        {**short, **ARMS["GRPO"], "seed": seed},
+        5e-4,
     )
     judged = {"all lines": Sums(), "written lines": Sums(all_lines=False)}
     process = {**harsh, **ARMS["GRPO, process rewards"], "seed": seed}
@@ -188,7 +210,11 @@ def run(
 
 
 def barely(
-    seed: int, train: Sequence[Prompt], test: Sequence[Prompt], demonstrations: int, steps: int
+    seed: int,
+    train: Sequence[Prompt],
+    test: Sequence[Prompt],
+    demonstrations: int,
+    steps: int,
 ) -> Result:
     """From a start near chance: most groups of answers are all wrong, and outcomes alone say
     nothing of them.
@@ -221,7 +247,13 @@ def _trained(
     every = max(1, how["steps"] // 6)
     settings = {**common, **how, "optimizer": optimizer(rate)}
     policy, curve = optimise(
-        start, reward, train, measure, settings, lambda model: held_out(model, test, 0.0), every
+        start,
+        reward,
+        train,
+        measure,
+        settings,
+        lambda model: held_out(model, test, 0.0),
+        every,
     )
     return {
         **held_out(policy, test, 1.0),
@@ -279,7 +311,7 @@ def _compared(start: str, results: Sequence[Result]) -> str:
         ahead = [on_the_way(arm) - rloo for arm, rloo in zip(arms, other, strict=True)]
         error = spread(ahead) / len(ahead) ** 0.5
         rows.append(
-            [name, *columns, "" if name == AGAINST else (f"{mean(ahead):+.3f} ± {error:.3f}")]
+            [name, *columns, "" if name == AGAINST else (f"{mean(ahead):+.3f} ± {error:.3f}")],
         )
     head = (
         "method",
@@ -299,7 +331,10 @@ def draw(results: Sequence[Result], path: Path) -> None:
     rare = [result["rare"] for result in results if result.get("rare")]
     with figure(path, 1 + bool(rare)) as axes:
         for axis, title, known in zip(
-            axes, ("half-taught", "barely taught"), (results, rare), strict=False
+            axes,
+            ("half-taught", "barely taught"),
+            (results, rare),
+            strict=False,
         ):
             _curves(axis, known)
             axis.set_title(title)

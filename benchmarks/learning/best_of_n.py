@@ -72,7 +72,9 @@ def peak(result: Result, count: str) -> float:
     """
     gold, sizes = result["models"][count]["gold"], result["sizes"]
     fit = fit_overoptimization(
-        [kl_best_of_n(n) for n in sizes[1:]], [g - gold[0] for g in gold[1:]], "best_of_n"
+        [kl_best_of_n(n) for n in sizes[1:]],
+        [g - gold[0] for g in gold[1:]],
+        "best_of_n",
     )
     return math.inf if fit.peak is None else fit.peak
 

@@ -46,7 +46,10 @@ class Several:
     name = "several"
 
     def __init__(
-        self, models: Sequence[LearnedReward], known: Sequence[Rollout], combine: Combine = "mean"
+        self,
+        models: Sequence[LearnedReward],
+        known: Sequence[Rollout],
+        combine: Combine = "mean",
     ) -> None:
         self.models = models
         self.combine: Combine = combine
@@ -84,7 +87,9 @@ def averaged(models: Sequence[LearnedReward]) -> LearnedReward:
     for part in ("model", "head"):
         modules = [getattr(model.role, part) for model in models]
         for target, *values in zip(
-            getattr(one.role, part).parameters(), *(m.parameters() for m in modules), strict=True
+            getattr(one.role, part).parameters(),
+            *(m.parameters() for m in modules),
+            strict=True,
         ):
             target.copy_(torch.stack(values).mean(0))
     return one

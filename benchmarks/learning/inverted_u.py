@@ -75,7 +75,12 @@ def run(
 
 
 def _trained(
-    method: str, start: Any, reward: LearnedReward, beta: float, steps: int, seed: int
+    method: str,
+    start: Any,
+    reward: LearnedReward,
+    beta: float,
+    steps: int,
+    seed: int,
 ) -> Result:
     """All methods see as many replies a step; those that compare replies to the same prompt see
     four to each.
@@ -95,7 +100,11 @@ def _trained(
 
 
 def _direct(
-    start: Any, labels: Sequence[Comparison], reward: LearnedReward, beta: float, seed: int
+    start: Any,
+    labels: Sequence[Comparison],
+    reward: LearnedReward,
+    beta: float,
+    seed: int,
 ) -> Result:
     """DPO on the reward model's labels. Its beta is in units of the reward itself, not of the
     reward's deviation.
@@ -131,7 +140,7 @@ def table(results: Sequence[Result]) -> str:
             "0",
             _share(results, "sft"),
             "",
-        ]
+        ],
     ]
     for name in results[0]["arms"]:
         arms = [result["arms"][name] for result in results]
@@ -140,7 +149,12 @@ def table(results: Sequence[Result]) -> str:
         )
         columns = (told([arm[key] for arm in arms]) for key in ("true", "proxy", "kl"))
         rows.append(
-            [_label(name, results), *columns, f"{mean([arm['repeats'] for arm in arms]):.0%}", peak]
+            [
+                _label(name, results),
+                *columns,
+                f"{mean([arm['repeats'] for arm in arms]):.0%}",
+                peak,
+            ],
         )
     head = (
         "arm",

@@ -31,7 +31,8 @@ def figure(path: Path, panels: int) -> Iterator[Any]:
     from matplotlib import pyplot as plt
 
     named = dict.fromkeys(
-        ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), LETTERS
+        ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"),
+        LETTERS,
     )
     plain: Any = {
         "svg.fonttype": "none",
@@ -43,7 +44,11 @@ def figure(path: Path, panels: int) -> Iterator[Any]:
     plain |= {**named, "legend.frameon": False, "savefig.transparent": True}
     with matplotlib.rc_context(plain):
         drawn, axes = plt.subplots(
-            1, panels, figsize=(4.4 * panels, 3.4), layout="constrained", squeeze=False
+            1,
+            panels,
+            figsize=(4.4 * panels, 3.4),
+            layout="constrained",
+            squeeze=False,
         )
         for axis in axes.flat:
             axis.grid(True, color=GREY, alpha=0.25, linewidth=0.6)

@@ -55,7 +55,13 @@ def run(
 
 
 def _arm(
-    start: Any, how: str, labels: int, rounds: int, steps: int, beta: float, seed: int
+    start: Any,
+    how: str,
+    labels: int,
+    rounds: int,
+    steps: int,
+    beta: float,
+    seed: int,
 ) -> list[Result]:
     """What is known after each round. Every reward model and every policy starts from the
     fine-tuned model.
@@ -137,7 +143,8 @@ def table(results: Sequence[Result]) -> str:
         "KL, nats",
     )
     return markdown(
-        (*head, "reward model on the policy's replies", "judged replies that repeat letters"), rows
+        (*head, "reward model on the policy's replies", "judged replies that repeat letters"),
+        rows,
     )
 
 

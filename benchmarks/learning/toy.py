@@ -75,7 +75,7 @@ def _reply(opening: str, rng: random.Random) -> str:
     text = opening
     while len(text) < LENGTH:
         text += rng.choice(
-            text if rng.random() < SLIP else [letter for letter in LETTERS if letter not in text]
+            text if rng.random() < SLIP else [letter for letter in LETTERS if letter not in text],
         )
     return text
 
@@ -91,7 +91,11 @@ def labelled_pairs(model: Any, count: int, seed: int) -> list[Comparison]:
 
 def pairs_of_replies(model: Any, count: int, seed: int) -> list[tuple[Rollout, Rollout]]:
     replies = sample(
-        model, [PROMPTS[i % len(PROMPTS)] for i in range(count)], LENGTH, num_samples=2, seed=seed
+        model,
+        [PROMPTS[i % len(PROMPTS)] for i in range(count)],
+        LENGTH,
+        num_samples=2,
+        seed=seed,
     )
     return list(zip(replies[::2], replies[1::2], strict=True))
 
@@ -106,7 +110,10 @@ def label(first: Rollout, second: Rollout, rng: random.Random, name: str) -> Com
 
 
 def reward_model(
-    model: Any, pairs: Sequence[Comparison], seed: int, head_seed: int | None = None
+    model: Any,
+    pairs: Sequence[Comparison],
+    seed: int,
+    head_seed: int | None = None,
 ) -> LearnedReward:
     """Trained from the fine-tuned policy's weights; `head_seed` makes heads alike, so that their
     models can be averaged.

@@ -156,7 +156,11 @@ def _practised(
         **how,
     }
     policy, _ = optimise(
-        start, reward, prompts, lambda _: {}, {**settings, "optimizer": optimizer(rate)}
+        start,
+        reward,
+        prompts,
+        lambda _: {},
+        {**settings, "optimizer": optimizer(rate)},
     )
     return policy, reward, prompts, tokens
 
@@ -169,7 +173,11 @@ TASKS = {
 
 
 def run(
-    seed: int, *, demonstrations: int = 16000, value_steps: int = 40, batches: int = 80
+    seed: int,
+    *,
+    demonstrations: int = 16000,
+    value_steps: int = 40,
+    batches: int = 80,
 ) -> Result:
     """One seed: two policies on their way, a value function that learns each, and many batches of
     gradients.
@@ -221,7 +229,9 @@ def measured(task: Task, seed: int, value_steps: int, batches: int) -> Result:
         for name, learning in (*stages.items(), (CONSTANT, first)):
             learning.learner = caught[name]
             learning.learn(
-                rollouts, [Score(1.0)] * len(given) if name == CONSTANT else given, number
+                rollouts,
+                [Score(1.0)] * len(given) if name == CONSTANT else given,
+                number,
             )
     # The first batch only gives the running mean something to remember.
     gradients = {name: torch.stack(found.gradients[1:]).double() for name, found in caught.items()}
@@ -342,5 +352,5 @@ def draw(results: Sequence[Result], path: Path) -> None:
             axis.set_xscale("log")
             axis.set_title(task)
             axis.set_xlabel(
-                "variance of the gradient, over that without a baseline; a point a seed"
+                "variance of the gradient, over that without a baseline; a point a seed",
             )

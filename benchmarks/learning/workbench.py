@@ -70,7 +70,7 @@ def imitate(
     )
     config = SFTConfig.model_validate(
         {**settings, "epochs": 1, "heldout_fraction": 0.0, "checkpoint_every": NEVER, "seed": seed}
-        | {"optimizer": optimizer(learning_rate, "cosine")}
+        | {"optimizer": optimizer(learning_rate, "cosine")},
     )
     with scratch() as run:
         SFT(config, Role(model), encoder()).train(demonstrations, run)
@@ -97,7 +97,9 @@ class Watched:
     """A reward source that also measures what the training must not see."""
 
     def __init__(
-        self, source: RewardSource, measure: Callable[[Sequence[Rollout]], dict[str, float]]
+        self,
+        source: RewardSource,
+        measure: Callable[[Sequence[Rollout]], dict[str, float]],
     ) -> None:
         self.source, self.measure, self.name = source, measure, source.name
         self.seen: Curve = []
@@ -112,7 +114,7 @@ def stage(model: Any, reward: RewardSource, settings: dict[str, Any]) -> PolicyG
     itself is the reference.
     """
     config = PolicyConfig.model_validate(
-        {"micro_batch_tokens": TOKENS, "checkpoint_every": NEVER, "sample_rows": 0, **settings}
+        {"micro_batch_tokens": TOKENS, "checkpoint_every": NEVER, "sample_rows": 0, **settings},
     )
     policy = Role(copy.deepcopy(model))
     value = Role(policy.model, None, ScalarHead(DIM)) if config.critic else None

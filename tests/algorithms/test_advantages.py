@@ -68,7 +68,8 @@ def test_gae_is_the_weighted_sum_of_temporal_differences(episodes, gamma, lam, g
         ]
         assert advantages[row, :length].tolist() == pytest.approx(expected, abs=1e-8)
         assert returns[row, :length].tolist() == pytest.approx(
-            [a + v for a, (_, v) in zip(expected, steps, strict=True)], abs=1e-8
+            [a + v for a, (_, v) in zip(expected, steps, strict=True)],
+            abs=1e-8,
         )
         assert (advantages[row, length:] == 0).all()
         assert (returns[row, length:] == 0).all()
@@ -91,7 +92,10 @@ def test_lambda_one_is_the_return_minus_the_value(episodes, gamma):
     expected = returns_to_go(rewards, mask, gamma)
     torch.testing.assert_close(returns, expected, atol=1e-9, rtol=0)
     torch.testing.assert_close(
-        advantages, torch.where(mask, expected - values, 0), atol=1e-9, rtol=0
+        advantages,
+        torch.where(mask, expected - values, 0),
+        atol=1e-9,
+        rtol=0,
     )
 
 
@@ -109,7 +113,9 @@ def test_longer_padding_changes_nothing():
     )
     wide = [torch.nn.functional.pad(tensor, (0, 4), value=1.0) for tensor in (rewards, values)]
     for narrow, padded_more in zip(
-        gae(rewards, values, mask), gae(*wide, torch.nn.functional.pad(mask, (0, 4))), strict=True
+        gae(rewards, values, mask),
+        gae(*wide, torch.nn.functional.pad(mask, (0, 4))),
+        strict=True,
     ):
         assert torch.equal(narrow, padded_more[:, :5])
 
@@ -153,7 +159,8 @@ def test_leave_one_out_is_the_mean_of_the_others(rows):
             continue
         others = [s for j, (s, g, k) in enumerate(rows) if j != i and g == group and k]
         assert baseline[i].item() == pytest.approx(
-            sum(others) / len(others) if others else scores[i].item(), abs=1e-9
+            sum(others) / len(others) if others else scores[i].item(),
+            abs=1e-9,
         )
 
 
@@ -204,7 +211,8 @@ def test_small_differences_of_large_scores_against_fractions():
     assert group_relative(scores, groups, scale=False).tolist() == pytest.approx(plain, rel=1e-6)
     spread = float(sum((s - centre) ** 2 for s in exact) / 6) ** 0.5
     assert group_relative(scores, groups).tolist() == pytest.approx(
-        [d / (spread + 1e-4) for d in plain], rel=1e-6
+        [d / (spread + 1e-4) for d in plain],
+        rel=1e-6,
     )
 
 

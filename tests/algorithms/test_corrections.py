@@ -16,7 +16,12 @@ def clip_gradient(logit: torch.Tensor, advantage: float) -> float:
     old, mask = torch.full((1, 1), HALF), torch.ones(1, 1, dtype=torch.bool)
     logprobs = torch.nn.functional.logsigmoid(logit).view(1, 1)
     loss, _ = ppo_clip_loss(
-        logprobs, old, torch.full((1, 1), advantage), mask, clip_range=0.2, denominator=1
+        logprobs,
+        old,
+        torch.full((1, 1), advantage),
+        mask,
+        clip_range=0.2,
+        denominator=1,
     )
     (gradient,) = torch.autograd.grad(loss, logit)
     return float(gradient)

@@ -45,7 +45,8 @@ def expected_gradient(estimate) -> torch.Tensor:
     logprobs = logits.log_softmax(0)
     weights = logprobs.detach().exp()
     (gradient,) = torch.autograd.grad(
-        sum(weights[i] * estimate(logprobs[i], REFERENCE[i]) for i in range(5)), logits
+        sum(weights[i] * estimate(logprobs[i], REFERENCE[i]) for i in range(5)),
+        logits,
     )
     return gradient
 
@@ -75,7 +76,8 @@ def test_gradient_of_k1_is_zero():
 
 def test_gradient_of_k2_is_that_of_the_kl_to_the_reference():
     torch.testing.assert_close(
-        expected_gradient(kl_policy_reference_k2), true_gradient(lambda p: kl(p, REFERENCE))
+        expected_gradient(kl_policy_reference_k2),
+        true_gradient(lambda p: kl(p, REFERENCE)),
     )
 
 
@@ -99,14 +101,16 @@ def test_the_corrected_k3_has_the_right_value_and_gradient_even_off_policy():
             for i in range(5)
         )
         assert estimate.item() == pytest.approx(
-            kl(POLICY.log_softmax(0), REFERENCE).item(), rel=1e-12
+            kl(POLICY.log_softmax(0), REFERENCE).item(),
+            rel=1e-12,
         )
         (gradient,) = torch.autograd.grad(estimate, logits)
         torch.testing.assert_close(gradient, true_gradient(lambda p: kl(p, REFERENCE)))
 
 
 @pytest.mark.parametrize(
-    ("observed", "reached"), [(5.9, False), (6.0, False), (6.1, True), (-0.2, False)]
+    ("observed", "reached"),
+    [(5.9, False), (6.0, False), (6.1, True), (-0.2, False)],
 )
 def test_the_target_is_reached_beyond_it(observed, reached):
     assert kl_target_reached(observed, 6.0) is reached
@@ -122,13 +126,16 @@ def test_direction_and_numbers_by_hand():
     # The policy gives 1/2 to a token that the reference gives 1/4: log ratio ln 2, r = 1/2.
     logprobs, reference = torch.tensor([math.log(0.5)]), torch.tensor([math.log(0.25)])
     assert kl_policy_reference_k1(logprobs, reference).item() == pytest.approx(
-        math.log(2), rel=1e-6
+        math.log(2),
+        rel=1e-6,
     )
     assert kl_policy_reference_k2(logprobs, reference).item() == pytest.approx(
-        math.log(2) ** 2 / 2, rel=1e-6
+        math.log(2) ** 2 / 2,
+        rel=1e-6,
     )
     assert kl_policy_reference_k3(logprobs, reference).item() == pytest.approx(
-        0.5 - 1 + math.log(2), rel=1e-5
+        0.5 - 1 + math.log(2),
+        rel=1e-5,
     )
 
 
@@ -172,7 +179,11 @@ def test_shapes_do_not_broadcast(as_in_production):
 )
 def test_controller_by_hand(observed, expected):
     assert adapt_kl_coefficient(
-        0.15, observed, target=6.0, horizon=10_000.0, num_episodes=512
+        0.15,
+        observed,
+        target=6.0,
+        horizon=10_000.0,
+        num_episodes=512,
     ) == pytest.approx(expected, rel=1e-12)
 
 
@@ -181,7 +192,11 @@ def test_controller_settles_a_plant_on_its_target():
     coefficient = 1.0
     for _ in range(2000):
         coefficient = adapt_kl_coefficient(
-            coefficient, 2.0 / coefficient, target=8.0, horizon=10_000.0, num_episodes=256
+            coefficient,
+            2.0 / coefficient,
+            target=8.0,
+            horizon=10_000.0,
+            num_episodes=256,
         )
     assert 2.0 / coefficient == pytest.approx(8.0, rel=1e-3)
 
@@ -194,7 +209,12 @@ def test_controller_stays_within_its_bounds(observed, bound):
     coefficient = 0.3
     for _ in range(200):
         coefficient = adapt_kl_coefficient(
-            coefficient, observed, 6.0, 1000.0, 100, bounds=(0.02, 3.0)
+            coefficient,
+            observed,
+            6.0,
+            1000.0,
+            100,
+            bounds=(0.02, 3.0),
         )
     assert coefficient == bound
     back = adapt_kl_coefficient(coefficient, 50.0 - observed, 6.0, 1000.0, 100, bounds=(0.02, 3.0))
@@ -227,7 +247,9 @@ def test_kl_is_the_integral_over_the_quantile(n):
     """The best of n has density n u^(n-1) over the quantile u of the score, against 1 before."""
     # u = exp(-t)
     integral = integrate.quad(
-        lambda t: n * math.exp(-n * t) * (math.log(n) - (n - 1) * t), 0, math.inf
+        lambda t: n * math.exp(-n * t) * (math.log(n) - (n - 1) * t),
+        0,
+        math.inf,
     )[0]
     assert kl_best_of_n(n) == pytest.approx(integral, abs=1e-8)
 

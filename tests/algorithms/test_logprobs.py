@@ -51,7 +51,10 @@ SETTINGS = pytest.mark.parametrize(
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("chunk_size", [1, 3, 7, 256])
 def test_values_are_those_of_a_categorical_distribution(
-    options, with_bias, chunk_size, small_strips
+    options,
+    with_bias,
+    chunk_size,
+    small_strips,
 ):
     hidden, weight, bias, targets = example()
     bias = bias if with_bias else None
@@ -75,7 +78,8 @@ def test_gradients_by_finite_differences(options, chunk_size, small_strips):
 
 
 @pytest.mark.parametrize(
-    "needs", [(True, False, False), (False, True, False), (False, False, True), (True, True, False)]
+    "needs",
+    [(True, False, False), (False, True, False), (False, False, True), (True, True, False)],
 )
 def test_only_what_requires_a_gradient_gets_one(needs):
     hidden, weight, bias, targets = example()
@@ -105,7 +109,12 @@ def test_gradients_beside_a_frozen_output_layer(options, chunk_size, with_entrop
 
     def loss(hidden):
         logprobs, entropy = token_logprobs(
-            hidden, weight, targets, bias=bias, chunk_size=chunk_size, **options
+            hidden,
+            weight,
+            targets,
+            bias=bias,
+            chunk_size=chunk_size,
+            **options,
         )
         return logprobs.square().sum() + (entropy.square().sum() if with_entropy else 0.0)
 
@@ -180,7 +189,8 @@ def test_float32_weight_under_bfloat16_states():
     logprobs.sum().backward()
     assert weight.grad.dtype == torch.float32
     torch.testing.assert_close(
-        logprobs.detach(), token_logprobs(hidden, weight.detach().bfloat16(), targets)[0]
+        logprobs.detach(),
+        token_logprobs(hidden, weight.detach().bfloat16(), targets)[0],
     )
 
 
@@ -205,7 +215,10 @@ def test_properties_of_a_distribution(seed, scale, chunk_size):
     hidden, weight, _, _ = example(num_tokens=1, dtype=torch.float32, seed=seed)
     targets = torch.arange(VOCAB)
     logprobs, entropy = token_logprobs(
-        scale * hidden.expand(VOCAB, DIM), weight, targets, chunk_size=chunk_size
+        scale * hidden.expand(VOCAB, DIM),
+        weight,
+        targets,
+        chunk_size=chunk_size,
     )
     assert logprobs.exp().sum().item() == pytest.approx(1.0, abs=1e-5)
     assert (logprobs <= 0).all()
@@ -269,7 +282,11 @@ def test_never_more_logits_than_a_chunk(options, dtype):
     targets = torch.randint(0, vocab, (num_tokens,))
     with LargestTensor() as recorder:
         logprobs, entropy = token_logprobs(
-            hidden, weight, targets, chunk_size=chunk_size, **options
+            hidden,
+            weight,
+            targets,
+            chunk_size=chunk_size,
+            **options,
         )
         (logprobs.sum() + entropy.sum()).backward()
     assert chunk_size * vocab // 2 < recorder.largest <= chunk_size * vocab
@@ -282,7 +299,8 @@ def test_keeps_nothing_of_the_logits_for_backward():
     hidden, weight, bias, targets = example(num_tokens=100)
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(
-        lambda tensor: kept.append(tensor.numel()) or tensor, lambda tensor: tensor
+        lambda tensor: kept.append(tensor.numel()) or tensor,
+        lambda tensor: tensor,
     ):
         token_logprobs(hidden.requires_grad_(), weight, targets, bias=bias, chunk_size=10)
     given = [hidden.numel(), weight.numel(), bias.numel(), 100]
@@ -290,7 +308,8 @@ def test_keeps_nothing_of_the_logits_for_backward():
     assert sorted(kept) == sorted([*given, 100, 100, slope])
     kept.clear()
     with torch.autograd.graph.saved_tensors_hooks(
-        lambda tensor: kept.append(tensor.numel()) or tensor, lambda tensor: tensor
+        lambda tensor: kept.append(tensor.numel()) or tensor,
+        lambda tensor: tensor,
     ):
         token_logprobs(hidden, weight.requires_grad_(), targets, bias=bias, chunk_size=10)
     assert sorted(kept) == sorted([*given, 100, 100])

@@ -29,8 +29,8 @@ values_and_mask = st.integers(1, 5).flatmap(
         lambda columns: st.tuples(
             arrays(np.float64, (rows, columns), elements=st.floats(-1e3, 1e3)),
             arrays(np.bool_, (rows, columns)),
-        )
-    )
+        ),
+    ),
 )
 
 
@@ -43,10 +43,13 @@ def test_moments_are_numpys_on_what_counts(example):
     tensor = spoil(torch.tensor(values), tensor_mask)
     assert masked_sum(tensor, tensor_mask).item() == pytest.approx(kept.sum(), abs=1e-8)
     assert masked_mean(tensor, tensor_mask).item() == pytest.approx(
-        kept.mean() if kept.size else 0.0, abs=1e-8
+        kept.mean() if kept.size else 0.0,
+        abs=1e-8,
     )
     assert masked_variance(tensor, tensor_mask).item() == pytest.approx(
-        kept.var() if kept.size else 0.0, rel=1e-9, abs=1e-6
+        kept.var() if kept.size else 0.0,
+        rel=1e-9,
+        abs=1e-6,
     )
     by_row = [
         row[keep].mean() if keep.any() else 0.0 for row, keep in zip(values, mask, strict=True)
@@ -62,7 +65,9 @@ def test_whiten_is_numpys_on_what_counts(example, shift_mean):
     values, mask = example
     tensor_mask = torch.tensor(mask)
     result = whiten(
-        spoil(torch.tensor(values), tensor_mask), tensor_mask, shift_mean=shift_mean
+        spoil(torch.tensor(values), tensor_mask),
+        tensor_mask,
+        shift_mean=shift_mean,
     ).numpy()
     assert (result[~mask] == 0).all()
     kept = values[mask]

@@ -20,7 +20,9 @@ def best_choice(multiplier):
     two arms.
     """
     arms = lagrangian(
-        torch.tensor([1.0, 0.0]), torch.tensor([[-1.0, 1.0]]), torch.tensor([multiplier])
+        torch.tensor([1.0, 0.0]),
+        torch.tensor([[-1.0, 1.0]]),
+        torch.tensor([multiplier]),
     )
     return float((arms.double() / TEMPERATURE).softmax(0)[0])
 
@@ -87,7 +89,8 @@ def test_a_multiplier_comes_back_to_zero_and_leaves_it_again():
 
 
 @pytest.mark.parametrize(
-    ("multiplier", "violation", "rate"), [(-0.1, 0.0, 0.1), (0.0, math.nan, 0.1), (0.0, 1.0, 0.0)]
+    ("multiplier", "violation", "rate"),
+    [(-0.1, 0.0, 0.1), (0.0, math.nan, 0.1), (0.0, 1.0, 0.0)],
 )
 def test_what_a_multiplier_cannot_follow_is_refused(multiplier, violation, rate):
     with pytest.raises(ValueError, match="a multiplier from 0"):

@@ -19,7 +19,9 @@ YES = torch.ones(1, dtype=torch.bool)
 
 
 def one_token(
-    ratio: float, advantage: float, clip_range: float = 0.2
+    ratio: float,
+    advantage: float,
+    clip_range: float = 0.2,
 ) -> tuple[float, float, PolicyDiagnostics]:
     """Loss, its derivative with respect to the log-probability, and the diagnostics of a single
     token.
@@ -30,7 +32,12 @@ def one_token(
         torch.tensor([advantage], dtype=torch.float64),
     )
     loss, diagnostics = ppo_clip_loss(
-        logprobs, old, advantages, YES, clip_range=clip_range, denominator=1
+        logprobs,
+        old,
+        advantages,
+        YES,
+        clip_range=clip_range,
+        denominator=1,
     )
     loss.backward()
     return loss.item(), logprobs.grad.item(), diagnostics
@@ -58,14 +65,19 @@ def test_each_piece_by_hand(ratio, advantage, loss, gradient, clipped):
     assert diagnostics.ratio_min.item() == pytest.approx(ratio)
     # KL(old || new) by k3: (ratio - 1) - log ratio, the tokens being the old policy's.
     assert diagnostics.approximate_kl.item() == pytest.approx(
-        ratio - 1 - math.log(ratio), abs=1e-12
+        ratio - 1 - math.log(ratio),
+        abs=1e-12,
     )
 
 
 def batch(seed=0, rows=4, time=6):
     generator = torch.Generator().manual_seed(seed)
     logprobs, old, advantages, values, old_values, returns = torch.randn(
-        6, rows, time, generator=generator, dtype=torch.float64
+        6,
+        rows,
+        time,
+        generator=generator,
+        dtype=torch.float64,
     )
     mask = torch.arange(time)[None] < torch.tensor([6, 3, 1, 0])[:rows, None]
     return logprobs, old, advantages, values, old_values, returns, mask
@@ -77,10 +89,20 @@ def losses(logprobs, old, advantages, values, old_values, returns, mask, denomin
     """
     logprobs, values = logprobs.clone().requires_grad_(), values.clone().requires_grad_()
     policy, diagnostics = ppo_clip_loss(
-        logprobs, old, advantages, mask, clip_range=0.2, denominator=denominator
+        logprobs,
+        old,
+        advantages,
+        mask,
+        clip_range=0.2,
+        denominator=denominator,
     )
     value, value_clipped = value_loss(
-        values, old_values, returns, mask, clip_range=0.2, denominator=denominator
+        values,
+        old_values,
+        returns,
+        mask,
+        clip_range=0.2,
+        denominator=denominator,
     )
     bonus = entropy_bonus(-logprobs, mask, denominator=denominator)
     total = policy + 0.5 * value - 0.01 * bonus
@@ -95,7 +117,12 @@ def losses(logprobs, old, advantages, values, old_values, returns, mask, denomin
 def test_a_batch_is_the_sum_over_its_tokens():
     logprobs, old, advantages, *_, mask = batch()
     loss, diagnostics = ppo_clip_loss(
-        logprobs, old, advantages, mask, clip_range=0.2, denominator=7.0
+        logprobs,
+        old,
+        advantages,
+        mask,
+        clip_range=0.2,
+        denominator=7.0,
     )
     ratios, total, clipped, kl = [], 0.0, 0, 0.0
     for row, column in mask.nonzero().tolist():
@@ -123,7 +150,12 @@ def test_on_policy_it_is_the_vanilla_policy_gradient():
     mask = torch.tensor([[True, True, True], [True, False, False]])
     logprobs = logits.log_softmax(-1).gather(-1, tokens).squeeze(-1)
     loss, diagnostics = ppo_clip_loss(
-        logprobs, logprobs.detach(), advantages, mask, clip_range=0.2, denominator=4
+        logprobs,
+        logprobs.detach(),
+        advantages,
+        mask,
+        clip_range=0.2,
+        denominator=4,
     )
     (ours,) = torch.autograd.grad(loss, logits, retain_graph=True)
     (vanilla,) = torch.autograd.grad(-(advantages * logprobs)[mask].sum() / 4, logits)
@@ -146,7 +178,8 @@ def test_micro_batches_add_up_to_the_batch(splits, as_tensor):
     torch.testing.assert_close(sum(part[0] for part in parts), whole)
     for index in range(2):
         torch.testing.assert_close(
-            torch.cat([part[1][index] for part in parts]), whole_gradients[index]
+            torch.cat([part[1][index] for part in parts]),
+            whole_gradients[index],
         )
     for index in range(3):
         torch.testing.assert_close(sum(part[2][index] for part in parts), whole_diagnostics[index])
@@ -181,7 +214,12 @@ def test_only_the_trained_tensors_get_gradient():
     logprobs, old, advantages, values, old_values, returns = tensors
     policy, _ = ppo_clip_loss(logprobs, old, advantages, mask, clip_range=0.2, denominator=1)
     value, value_clipped = value_loss(
-        values, old_values, returns, mask, clip_range=0.2, denominator=1
+        values,
+        old_values,
+        returns,
+        mask,
+        clip_range=0.2,
+        denominator=1,
     )
     (policy + value).backward()
     assert [tensor.grad is not None for tensor in tensors] == [
@@ -261,7 +299,12 @@ def test_value_loss_by_hand(value, loss, gradient, clipped):
 def test_value_loss_without_clipping_is_half_the_squared_error():
     _, _, _, values, old_values, returns, mask = batch()
     got, clipped = value_loss(
-        values.requires_grad_(), old_values, returns, mask, clip_range=None, denominator=4
+        values.requires_grad_(),
+        old_values,
+        returns,
+        mask,
+        clip_range=None,
+        denominator=4,
     )
     expected = (
         sum(
@@ -340,7 +383,13 @@ def test_dual_clip_by_hand(ratio, advantage, loss, gradient):
         torch.tensor([advantage], dtype=torch.float64),
     )
     got, diagnostics = ppo_clip_loss(
-        logprobs, old, advantages, YES, clip_range=0.2, dual_clip=3.0, denominator=1
+        logprobs,
+        old,
+        advantages,
+        YES,
+        clip_range=0.2,
+        dual_clip=3.0,
+        denominator=1,
     )
     got.backward()
     assert got.item() == pytest.approx(loss) and logprobs.grad.item() == pytest.approx(gradient)
@@ -374,7 +423,8 @@ def test_a_sequence_ratio_is_the_geometric_mean_by_hand():
     assert loss.item() == pytest.approx((-2.0 * first + 1.0 * second) / 2)
     loss.backward()
     expected = torch.tensor(
-        [[-2.0 * first / 6] * 3, [second / 4, second / 4, 0.0]], dtype=torch.float64
+        [[-2.0 * first / 6] * 3, [second / 4, second / 4, 0.0]],
+        dtype=torch.float64,
     )
     torch.testing.assert_close(logprobs.grad, expected)
 
@@ -409,7 +459,12 @@ def test_cispo_keeps_every_gradient_and_caps_its_weight(ratio, advantage):
         torch.tensor([advantage], dtype=torch.float64),
     )
     loss, diagnostics = cispo_loss(
-        logprobs, old, advantages, YES, clip_range_high=4.0, denominator=1
+        logprobs,
+        old,
+        advantages,
+        YES,
+        clip_range_high=4.0,
+        denominator=1,
     )
     loss.backward()
     assert logprobs.grad.item() == pytest.approx(-advantage * min(ratio, 5.0))
@@ -418,17 +473,20 @@ def test_cispo_keeps_every_gradient_and_caps_its_weight(ratio, advantage):
 
 def test_importance_weights_by_hand():
     learner = torch.tensor(
-        [math.log(r) for r in (0.2, 0.6, 1.0, 1.9, 3.0)] + [math.nan], dtype=torch.float64
+        [math.log(r) for r in (0.2, 0.6, 1.0, 1.9, 3.0)] + [math.nan],
+        dtype=torch.float64,
     )
     mask = torch.tensor([True] * 5 + [False])
     engine = torch.zeros(6, dtype=torch.float64)
     capped = importance_weights(learner, engine, mask, cap=2.0)
     torch.testing.assert_close(
-        capped, torch.tensor([0.2, 0.6, 1.0, 1.9, 2.0, 0.0], dtype=torch.float64)
+        capped,
+        torch.tensor([0.2, 0.6, 1.0, 1.9, 2.0, 0.0], dtype=torch.float64),
     )
     masked = importance_weights(learner, engine, mask, cap=2.0, truncate=False)
     torch.testing.assert_close(
-        masked, torch.tensor([0.0, 0.6, 1.0, 1.9, 0.0, 0.0], dtype=torch.float64)
+        masked,
+        torch.tensor([0.0, 0.6, 1.0, 1.9, 0.0, 0.0], dtype=torch.float64),
     )
 
 

@@ -43,12 +43,18 @@ def test_bradley_terry_by_hand():
 def test_margin_by_hand():
     # Ahead by ln 3, asked for ln 2: what is left is ln 1.5, and σ(ln 1.5) = 3/5.
     loss = bradley_terry_loss(
-        tensor(math.log(3)), tensor(0.0), margin=tensor(math.log(2)), denominator=1
+        tensor(math.log(3)),
+        tensor(0.0),
+        margin=tensor(math.log(2)),
+        denominator=1,
     )
     assert loss.item() == pytest.approx(-math.log(3 / 5))
     assert (
         bradley_terry_loss(
-            tensor(math.log(3)), tensor(0.0), margin=math.log(2), denominator=1
+            tensor(math.log(3)),
+            tensor(0.0),
+            margin=math.log(2),
+            denominator=1,
         ).item()
         == loss.item()
     )
@@ -59,15 +65,22 @@ def test_margin_by_hand():
 def test_a_soft_label_is_the_expectation_over_winners(first, second, margin, probability):
     arguments = {"margin": tensor(margin), "denominator": 1}
     soft = bradley_terry_loss(
-        tensor(first), tensor(second), probability=tensor(probability), **arguments
+        tensor(first),
+        tensor(second),
+        probability=tensor(probability),
+        **arguments,
     )
     first_wins = bradley_terry_loss(tensor(first), tensor(second), **arguments)
     second_wins = bradley_terry_loss(tensor(second), tensor(first), **arguments)
     assert soft.item() == pytest.approx(
-        (probability * first_wins + (1 - probability) * second_wins).item(), abs=1e-9
+        (probability * first_wins + (1 - probability) * second_wins).item(),
+        abs=1e-9,
     )
     exchanged = bradley_terry_loss(
-        tensor(second), tensor(first), probability=tensor(1 - probability), **arguments
+        tensor(second),
+        tensor(first),
+        probability=tensor(1 - probability),
+        **arguments,
     )
     assert exchanged.item() == pytest.approx(soft.item(), abs=1e-9)
 
@@ -78,7 +91,10 @@ def test_without_a_margin_the_soft_loss_is_least_at_the_log_odds(probability):
     """The cross-entropy is proper: its gradient vanishes where σ(d) = p."""
     difference = tensor(math.log(probability / (1 - probability))).requires_grad_()
     bradley_terry_loss(
-        difference, tensor(0.0), probability=tensor(probability), denominator=1
+        difference,
+        tensor(0.0),
+        probability=tensor(probability),
+        denominator=1,
     ).backward()
     assert difference.grad.item() == pytest.approx(0.0, abs=1e-12)
 
@@ -87,7 +103,11 @@ def test_an_even_label_with_a_margin_pulls_to_equal_scores():
     chosen = tensor(0.0, 1.0, -1.0).requires_grad_()
     half, margin = torch.full_like(chosen, 0.5).detach(), torch.ones(3, dtype=torch.float64)
     bradley_terry_loss(
-        chosen, torch.zeros(3, dtype=torch.float64), margin=margin, probability=half, denominator=1
+        chosen,
+        torch.zeros(3, dtype=torch.float64),
+        margin=margin,
+        probability=half,
+        denominator=1,
     ).backward()
     assert chosen.grad[0].item() == 0
     assert chosen.grad[1].item() > 0 > chosen.grad[2].item()
@@ -105,7 +125,7 @@ def test_bradley_terry_knows_only_differences_and_centering_only_sums():
     chosen, rejected = tensor(1.0, 2.0), tensor(0.5, 3.0)
     before = bradley_terry_loss(chosen, rejected, denominator=1).item()
     assert bradley_terry_loss(chosen + 7, rejected + 7, denominator=1).item() == pytest.approx(
-        before
+        before,
     )
     assert centering_penalty(chosen, rejected, denominator=1).item() == 1.5**2 + 5.0**2
     assert centering_penalty(chosen + 7, rejected - 7, denominator=1).item() == 1.5**2 + 5.0**2
@@ -115,7 +135,10 @@ def test_bradley_terry_knows_only_differences_and_centering_only_sums():
 def test_extreme_scores_stay_finite():
     chosen = torch.tensor([-1e4, 1e4], requires_grad=True)
     loss = bradley_terry_loss(
-        chosen, torch.zeros(2), probability=torch.tensor([1.0, 0.5]), denominator=1
+        chosen,
+        torch.zeros(2),
+        probability=torch.tensor([1.0, 0.5]),
+        denominator=1,
     )
     loss.backward()
     assert loss.item() == pytest.approx(1.5e4)
@@ -139,7 +162,11 @@ def test_micro_batches_add_up_to_the_batch(size):
 
     def loss(chosen, rejected, margin, probability):
         pairs = bradley_terry_loss(
-            chosen, rejected, margin=margin, probability=probability, denominator=7
+            chosen,
+            rejected,
+            margin=margin,
+            probability=probability,
+            denominator=7,
         )
         likelihood = negative_log_likelihood(chosen, probability > 0.3, denominator=torch.tensor(4))
         return pairs + 0.1 * centering_penalty(chosen, rejected, denominator=7) + likelihood
@@ -154,7 +181,9 @@ def test_shapes_do_not_broadcast(as_in_production):
     for arguments in ({"rejected_scores": one}, {"margin": one}, {"probability": one}):
         with pytest.raises(ValueError, match="equal shapes"):
             bradley_terry_loss(
-                **({"chosen_scores": three, "rejected_scores": three, "denominator": 1} | arguments)
+                **(
+                    {"chosen_scores": three, "rejected_scores": three, "denominator": 1} | arguments
+                ),
             )
     with pytest.raises(ValueError, match="equal shapes"):
         centering_penalty(three, one, denominator=1)
@@ -307,7 +336,10 @@ def test_dpo_recovers_the_closed_form_optimum_of_a_bandit():
     preferred = torch.sigmoid(rewards[:, None] - rewards[None])
     found = optimum(lambda c, r: dpo_loss(c, r, beta=0.4, denominator=1), reference, preferred)
     torch.testing.assert_close(
-        found, (reference + rewards / 0.4).log_softmax(-1), atol=1e-6, rtol=0
+        found,
+        (reference + rewards / 0.4).log_softmax(-1),
+        atol=1e-6,
+        rtol=0,
     )
 
 
@@ -360,13 +392,15 @@ def test_kto_by_hand():
     )
     squash = [1 / (1 + math.exp(-0.2 * x)) for x in (0.5 - 0.3, 0.3 + 1.0, 2.0 - 0.3)]
     assert loss.item() == pytest.approx(
-        (1.5 * (1 - squash[0]) + 0.5 * (1 - squash[1]) + 1.5 * (1 - squash[2])) / 3, rel=1e-12
+        (1.5 * (1 - squash[0]) + 0.5 * (1 - squash[1]) + 1.5 * (1 - squash[2])) / 3,
+        rel=1e-12,
     )
     loss.backward()
     assert baseline.grad is None and ratios.grad[0] < 0 < ratios.grad[1]
     below = kto_loss(ratios.detach(), good, torch.tensor(-5.0).double(), beta=0.2, denominator=3)
     assert torch.equal(
-        below, kto_loss(ratios.detach(), good, torch.tensor(0.0).double(), beta=0.2, denominator=3)
+        below,
+        kto_loss(ratios.detach(), good, torch.tensor(0.0).double(), beta=0.2, denominator=3),
     )
 
 

@@ -31,7 +31,7 @@ response = st.integers(1, 9).flatmap(
             max_size=4,
             unique_by=lambda step: step[0],
         ).map(sorted),
-    )
+    ),
 )
 
 
@@ -64,13 +64,15 @@ def test_binary_loss_is_the_sum_of_two_logarithms(steps):
             right = 1 / (1 + math.exp(-z))
             expected -= q * math.log(right) + (1 - q) * math.log(1 - right)
     assert float(step_cross_entropy(logits, targets, known, denominator=7)) == pytest.approx(
-        expected / 7, abs=1e-9
+        expected / 7,
+        abs=1e-9,
     )
     # One logit is two classes of which the first has logit 0.
     two = torch.stack([torch.zeros_like(logits), logits], -1)
     both = torch.stack([1 - targets, targets], -1)
     assert float(step_cross_entropy(two, both, known, denominator=7)) == pytest.approx(
-        expected / 7, abs=1e-9
+        expected / 7,
+        abs=1e-9,
     )
     torch.testing.assert_close(right_probabilities(two), right_probabilities(logits))
 
@@ -89,7 +91,8 @@ def test_parts_add_up_to_the_whole_and_the_unjudged_get_no_gradient():
     logits, targets = torch.randn(10, requires_grad=True), torch.rand(10)
     known = torch.arange(10) % 3 > 0
     (whole,) = torch.autograd.grad(
-        step_cross_entropy(logits, targets, known, denominator=6), logits
+        step_cross_entropy(logits, targets, known, denominator=6),
+        logits,
     )
     parts = sum(
         step_cross_entropy(logits[p], targets[p], known[p], denominator=6)
@@ -97,14 +100,15 @@ def test_parts_add_up_to_the_whole_and_the_unjudged_get_no_gradient():
     )
     torch.testing.assert_close(torch.autograd.grad(parts, logits)[0], whole)
     torch.testing.assert_close(
-        whole, torch.where(known, (logits.sigmoid() - targets) / 6, 0).detach()
+        whole,
+        torch.where(known, (logits.sigmoid() - targets) / 6, 0).detach(),
     )
 
 
 def test_aggregates_and_weakest_step_by_hand():
     nan = math.nan
     probabilities = torch.tensor(
-        [[0.5, 0.2, 0.8, nan], [0.9, nan, nan, nan], [nan, 0.3, 0.3, 0.1], [nan] * 4]
+        [[0.5, 0.2, 0.8, nan], [0.9, nan, nan, nan], [nan, 0.3, 0.3, 0.1], [nan] * 4],
     )
     known = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0], [0, 1, 1, 0], [0, 0, 0, 0]]).bool()
     expected = {
@@ -114,12 +118,14 @@ def test_aggregates_and_weakest_step_by_hand():
     }
     for how, values in expected.items():
         assert aggregate_steps(probabilities, known, how).tolist() == pytest.approx(
-            values, nan_ok=True
+            values,
+            nan_ok=True,
         )
     assert weakest_step(probabilities, known).tolist() == [1, 0, 1, -1]
     empty = torch.zeros(2, 0)
     assert aggregate_steps(empty, empty.bool(), "last").isnan().all() and weakest_step(
-        empty, empty.bool()
+        empty,
+        empty.bool(),
     ).tolist() == [-1, -1]
 
 
@@ -148,7 +154,9 @@ def process_advantages(rewards, ends, known, groups, mask, *, scale=True):
     """GRPO under process supervision as the stage composes it."""
     relative = torch.zeros_like(rewards)
     relative[known] = group_relative(
-        rewards[known], groups[:, None].expand_as(known)[known], scale=scale
+        rewards[known],
+        groups[:, None].expand_as(known)[known],
+        scale=scale,
     )
     return returns_to_go(place_step_rewards(relative, ends, known, mask), mask)
 
@@ -183,7 +191,11 @@ def test_one_step_at_the_end_is_outcome_supervision():
     lengths = torch.tensor([4, 2, 3, 1])
     mask = torch.arange(4)[None] < lengths[:, None]
     advantages = process_advantages(
-        scores[:, None], lengths[:, None] - 1, torch.ones(4, 1).bool(), groups, mask
+        scores[:, None],
+        lengths[:, None] - 1,
+        torch.ones(4, 1).bool(),
+        groups,
+        mask,
     )
     torch.testing.assert_close(advantages, group_relative(scores, groups)[:, None] * mask)
 
@@ -208,7 +220,10 @@ def test_shapes_do_not_broadcast(as_in_production):
         step_cross_entropy(torch.zeros(3), torch.zeros(1), torch.ones(3).bool(), denominator=1)
     with pytest.raises(ValueError, match=r"known \(3,\)"):
         step_cross_entropy(
-            torch.zeros(2, 3), torch.zeros(2, 3), torch.ones(3).bool(), denominator=1
+            torch.zeros(2, 3),
+            torch.zeros(2, 3),
+            torch.ones(3).bool(),
+            denominator=1,
         )
     with pytest.raises(ValueError, match=r"known \(2, 1\)"):
         place_step_rewards(

@@ -31,7 +31,7 @@ def test_by_hand_whatever_the_order_of_the_members(how, weight, expected):
 def test_spread_is_the_standard_deviation_over_members():
     scores = torch.randn(5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     assert spread_of_members(scores).tolist() == pytest.approx(
-        [statistics.pstdev(column) for column in scores.T.tolist()]
+        [statistics.pstdev(column) for column in scores.T.tolist()],
     )
     assert spread_of_members(SCORES)[0].item() == pytest.approx(math.sqrt(8 / 3))
     assert spread_of_members(SCORES[:1]).tolist() == [0.0, 0.0, 0.0]

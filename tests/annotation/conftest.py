@@ -74,7 +74,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     if not POSTGRES:
         pytest.skip(
             "TETHER_TEST_POSTGRES is not set: it names an empty PostgreSQL database, which the "
-            "tests of a store then use too"
+            "tests of a store then use too",
         )
     schema, engine = (
         f"test_{os.getpid()}_{os.urandom(4).hex()}",

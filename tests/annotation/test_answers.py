@@ -43,7 +43,10 @@ ROWS = [
 def test_every_form_of_row_gives_its_answers(tmp_path):
     prompts, bad = lines(tmp_path / "prompts.jsonl", [{"id": "p3", "prompt": "s"}]), Quarantine()
     a, b, c, d, e, f = read_answers(
-        lines(tmp_path / "a.jsonl", ROWS), prompts=prompts, quarantine=bad, model="default"
+        lines(tmp_path / "a.jsonl", ROWS),
+        prompts=prompts,
+        quarantine=bad,
+        model="default",
     )
     assert [x.response for x in (a, b, c, d, e, f)] == [(assistant(t),) for t in "abcdef"]
     assert [x.prompt for x in (a, c, e, f)] == [(user(t),) for t in "pqsr"]
@@ -133,5 +136,5 @@ def test_no_pair_is_asked_twice_and_in_the_end_there_are_none_left(store, tmp_pa
     import_answers(store, read_answers(lines(tmp_path / "a.jsonl", rows)))
     counts = [ask_pairs(store, PairsConfig(num_pairs=5, seed=n), round=str(n)) for n in range(4)]
     assert counts == [5, 5, 2, 0] and store.counts()["tasks"] == 4 * len(
-        list(itertools.combinations(range(3), 2))
+        list(itertools.combinations(range(3), 2)),
     )

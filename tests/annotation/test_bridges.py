@@ -43,7 +43,7 @@ def side(selected):
             "id": "x",
             "type": "pairwise",
             "value": {"selected": selected},
-        }
+        },
     ]
 
 
@@ -55,7 +55,7 @@ def word(choice):
             "id": "y",
             "type": "choices",
             "value": {"choices": [choice]},
-        }
+        },
     ]
 
 
@@ -149,7 +149,7 @@ def test_records_of_argilla_bring_their_judgments(tmp_path):
     assert bad.reasons == {"no verdict": 1}
     (flat,) = read_cases(lines(tmp_path / "hub.jsonl", [FLAT]))
     assert [(s.annotator, s.choice) for s in flat.opinions] == [
-        ("u1", "second")
+        ("u1", "second"),
     ] and flat.details == first.details
 
 
@@ -189,7 +189,7 @@ def test_an_annotation_was_made_when_label_studio_says(store, clock, tmp_path, w
             "id": 1,
             "data": STUDIO[0]["data"],
             "annotations": [annotation(1, result=side("left"), created_at=written)],
-        }
+        },
     ]
     import_cases(store, read_cases(lines(tmp_path / "x.jsonl", rows)))
     assert [vote.at for vote in votes(store)] == [at or clock.now]
@@ -217,7 +217,7 @@ def test_people_of_a_tool_join_those_of_the_store(store, tmp_path):
     # As the tool gives it back: with its user's own annotation beside ours.
     shown = "left" if task["data"]["answer1"] == "0 of 0" else "right"
     task["annotations"].append(
-        annotation({"id": 4, "email": "ada@example.org"}, result=side(shown))
+        annotation({"id": 4, "email": "ada@example.org"}, result=side(shown)),
     )
     found = import_cases(
         store,
@@ -291,7 +291,9 @@ def test_written_tasks_have_the_form_of_their_tool(store, tmp_path):
     assert len(set(places)) == 2
     export_labels(store, tmp_path / "argilla.json", "argilla")
     for record, (first, _) in zip(
-        json.loads((tmp_path / "argilla.json").read_text()), sides, strict=True
+        json.loads((tmp_path / "argilla.json").read_text()),
+        sides,
+        strict=True,
     ):
         name = next(
             name for name, text in record["fields"].items() if text == first.response[0].content

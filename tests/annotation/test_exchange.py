@@ -43,11 +43,15 @@ def judged(store, *said, needed=None, experts=(), **question):
     work = Work(store, gold_every=1 if question.get("known") else 0)
     for role, verdicts in (("annotator", said), ("expert", experts)):
         for name, verdict in zip(
-            people(store, max(1, len(verdicts)), role), verdicts, strict=False
+            people(store, max(1, len(verdicts)), role),
+            verdicts,
+            strict=False,
         ):
             held = work.next(name)
             work.judge(
-                held.assignment, name, verdict if isinstance(verdict, Opinion) else Opinion(verdict)
+                held.assignment,
+                name,
+                verdict if isinstance(verdict, Opinion) else Opinion(verdict),
             )
     return sides
 
@@ -145,7 +149,11 @@ def test_provenance_guidelines_and_details_go_along(store):
 
 def test_votes_are_undone_sides_and_name_the_pair(store):
     first, second = judged(
-        store, Opinion("first", strength=2, seconds=9.0), "second", "both_bad", strategy="random"
+        store,
+        Opinion("first", strength=2, seconds=9.0),
+        "second",
+        "both_bad",
+        strategy="random",
     )
     low, high = sorted((first.id, second.id))
     found = list(votes(store))
@@ -179,7 +187,7 @@ def awkward(store):
         "second",
         "second",
         details={
-            "metadata": {"topic": "a\nb", "tie": "yes", "n": 3, "deep": {"k": [1]}, "list": ["u"]}
+            "metadata": {"topic": "a\nb", "tie": "yes", "n": 3, "deep": {"k": [1]}, "list": ["u"]},
         },
     )
     judged(store, "tie", "both_bad", "both_bad")
@@ -205,7 +213,7 @@ def awkward(store):
     ]
     store.add_answers(sides)
     store.add_tasks(
-        [TaskRow(prompt_id=sides[0].prompt_id, first_id=sides[0].id, second_id=sides[1].id)]
+        [TaskRow(prompt_id=sides[0].prompt_id, first_id=sides[0].id, second_id=sides[1].id)],
     )
     work, name = Work(store), people(store, 1)[0]
     work.judge(work.next(name).assignment, name, Opinion("second"))
@@ -252,7 +260,7 @@ def test_every_export_carries_the_calls_of_tools(store, tmp_path, target):
     ]
     store.add_answers(sides)
     store.add_tasks(
-        [TaskRow(prompt_id=sides[0].prompt_id, first_id=sides[0].id, second_id=sides[1].id)]
+        [TaskRow(prompt_id=sides[0].prompt_id, first_id=sides[0].id, second_id=sides[1].id)],
     )
     work, name = Work(store), people(store, 1)[0]
     work.judge(work.next(name).assignment, name, Opinion("first"))
@@ -261,7 +269,7 @@ def test_every_export_carries_the_calls_of_tools(store, tmp_path, target):
     assert {case.first.id, case.second.id} == {side.id for side in sides}
     export_labels(store, tmp_path / "out.file", target)
     path = (tmp_path / "out.file").rename(
-        tmp_path / ("out.parquet" if target == "parquet" else "out.jsonl")
+        tmp_path / ("out.parquet" if target == "parquet" else "out.jsonl"),
     )
     (case,) = read_cases(path)
     assert (case.first.prompt, {case.first.response, case.second.response}) == (
@@ -308,7 +316,11 @@ def test_rows_carry_every_vote_with_what_belongs_to_it(store, tmp_path):
     first, _ = judged(
         store,
         Opinion(
-            "first", strength=1, ratings={"helpful/first": 5, "true": 2}, seconds=3.5, guidelines=2
+            "first",
+            strength=1,
+            ratings={"helpful/first": 5, "true": 2},
+            seconds=3.5,
+            guidelines=2,
         ),
         "both_bad",
         "first",

@@ -43,13 +43,13 @@ RANKED = {
             "completed_by": {"id": 1, "email": "bo@example.org"},
             "result": [{"type": "ranker", "value": {"ranker": {"rank": ["m1", "m0", "m2"]}}}],
             "updated_at": DAY,
-        }
+        },
     ],
 }
 SERVED = {
     "fields": {"prompt": "why?", "response1": "so", "response2": "no"},
     "responses": [
-        {"user_id": "u1", "status": "submitted", "values": {"preference": {"value": "response2"}}}
+        {"user_id": "u1", "status": "submitted", "values": {"preference": {"value": "response2"}}},
     ],
 }
 TOOLS = ("preference", "label-studio", "argilla", "answers")
@@ -104,12 +104,14 @@ def written(draw: random.Random, folder: Path, rows: list[Any]) -> Path:
         names = [*dict.fromkeys(str(name) for row in rows for name in row)]
         with path.open("w", newline="", encoding="utf-8", errors="replace") as file:
             table = csv.DictWriter(
-                file, names, quoting=draw.choice([csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
+                file,
+                names,
+                quoting=draw.choice([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]),
             )
             table.writeheader()
             for row in rows:
                 table.writerow(
-                    {n: v if isinstance(v, str) else json.dumps(v) for n, v in row.items()}
+                    {n: v if isinstance(v, str) else json.dumps(v) for n, v in row.items()},
                 )
         text = path.read_bytes()
     else:
@@ -118,7 +120,7 @@ def written(draw: random.Random, folder: Path, rows: list[Any]) -> Path:
     if draw.random() < 0.1:
         place = draw.randrange(len(text) + 1)
         text = draw.choice(
-            [text[:place], text[:place] + b"\xff\x00" + text[place:], b"\xef\xbb\xbf" + text]
+            [text[:place], text[:place] + b"\xff\x00" + text[place:], b"\xef\xbb\xbf" + text],
         )
     path.write_bytes(gzip.compress(text) if kind.endswith("gz") else text)
     return path
@@ -175,7 +177,7 @@ def fuzz(folder: Path, count: int, seed: int) -> tuple[int, int]:
         rows = [bent(draw) for _ in range(draw.choice([1, 1, 3, 8]))]
         path = written(draw, folder, rows)
         words = draw.choice(
-            [[], [], ["--ask", 2], ["--prefix", "x "], ["--labels", "me"], ["--gold"]]
+            [[], [], ["--ask", 2], ["--prefix", "x "], ["--labels", "me"], ["--gold"]],
         )
         before = store.exists()
         try:
@@ -187,7 +189,7 @@ def fuzz(folder: Path, count: int, seed: int) -> tuple[int, int]:
                 whole(store, folder)
         except BaseException as error:
             raise AssertionError(
-                f"file {number} of seed {seed}: {error!r}\n{rows!r:.4000}"
+                f"file {number} of seed {seed}: {error!r}\n{rows!r:.4000}",
             ) from error
         if number % 40 == 39:
             for old in folder.glob("*.db*"):
@@ -218,7 +220,7 @@ def hostile(folder: Path) -> dict[str, Path]:
         "ten megabytes in a row": long.encode(),
         "ten megabytes in a name": json.dumps({**MINIMAL, "x" * 10_000_000: 1}).encode(),
         "a hundred thousand columns": json.dumps(
-            {**MINIMAL, **{f"c{n}": n for n in range(100_000)}}
+            {**MINIMAL, **{f"c{n}": n for n in range(100_000)}},
         ).encode(),
         "a row twenty thousand times": (row + "\n").encode() * 20_000,
         "UTF-16": row.encode("utf-16"),

@@ -99,7 +99,7 @@ def test_the_same_file_twice_changes_nothing_and_new_votes_join(store, tmp_path)
                 {"annotator": "Cy", "preference": 1},
                 {"annotator": "Di", "preference": 1},
             ],
-        }
+        },
     ]
     joined = import_cases(store, read_cases(lines(tmp_path / "more.jsonl", other)))
     assert (joined["tasks"], joined["judgments"]) == (0, 2)
@@ -150,7 +150,8 @@ def test_a_store_copied_through_a_file_says_the_same(store, tmp_path):
                 held.assignment,
                 name,
                 Opinion(
-                    "first" if held.task % 2 else "both_bad", strength=2 if held.task % 2 else None
+                    "first" if held.task % 2 else "both_bad",
+                    strength=2 if held.task % 2 else None,
                 ),
             )
     for name in people(store, 1, "expert")[:1]:
@@ -309,7 +310,7 @@ def test_more_people_may_be_asked_of_pairs_that_are_there(store, tmp_path):
     assert states(store) == {"done": 1, "expert": 1, "open": 1}
     again = import_cases(store, read_cases(path), ask=3)
     assert (again["widened"], again["tasks"], again["repeated"]) == (3, 0, 4) and states(store) == {
-        "open": 3
+        "open": 3,
     }
     assert store.counts()["open_judgments"] == 1 + 1 + 3
     check(store)
@@ -357,7 +358,7 @@ def test_pairs_that_nobody_has_judged_become_gold_questions(store, tmp_path):
             )
             assert (task.known is None) == (task.id == held.task)
             assert task.known is None or {"first": first, "second": second}[task.known].startswith(
-                "good"
+                "good",
             )
     assert len(known) == 5
     check(store)
@@ -379,7 +380,8 @@ def test_bad_rows_are_set_aside_and_the_rest_goes_in(store, tmp_path):
     ]
     quarantine = Quarantine()
     found = import_cases(
-        store, read_cases(lines(tmp_path / "pairs.jsonl", rows), quarantine=quarantine)
+        store,
+        read_cases(lines(tmp_path / "pairs.jsonl", rows), quarantine=quarantine),
     )
     assert (
         found["rows"] == 3

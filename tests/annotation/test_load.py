@@ -34,7 +34,13 @@ def test_processes_share_the_work_and_every_judgment_is_kept(url, tmp_path):
 def killed(url, folder, *, judgments, kills, processes, within):
     people = load.build(url, tasks=judgments // 4, needed=4, annotators=8)
     rows = load.kill_test(
-        url, folder, people, processes=processes, kills=kills, seed=1, within=within
+        url,
+        folder,
+        people,
+        processes=processes,
+        kills=kills,
+        seed=1,
+        within=within,
     )
     for row in rows:
         # What was kept without a note returned to nobody: one at most for each process and kill.
@@ -75,7 +81,7 @@ def test_the_checks_see_what_they_look_for(url, tmp_path):
         session.execute(text("UPDATE tasks SET judged = 3, taken = 1 WHERE id = 1"))
         session.execute(text("DELETE FROM judgments WHERE task_id = 2 AND annotator_id = 1"))
         session.execute(
-            text("UPDATE assignments SET state = 'skipped' WHERE task_id = 3 AND annotator_id = 1")
+            text("UPDATE assignments SET state = 'skipped' WHERE task_id = 3 AND annotator_id = 1"),
         )
         session.execute(text("UPDATE tasks SET state = 'open' WHERE id = 4"))
     found = load.faults(store)

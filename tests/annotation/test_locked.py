@@ -57,7 +57,10 @@ def test_a_store_that_is_locked_is_refused(tmp_path, short, monkeypatch, capsys)
 
 
 def test_a_store_that_is_locked_while_it_is_open_ends_a_command_with_a_sentence(
-    tmp_path, short, monkeypatch, capsys
+    tmp_path,
+    short,
+    monkeypatch,
+    capsys,
 ):
     path = tmp_path / "store.sqlite"
     store = Store(path)
@@ -81,7 +84,8 @@ def test_a_store_that_is_locked_while_it_is_open_ends_a_command_with_a_sentence(
 
 
 def test_a_cache_of_answers_that_is_locked_is_refused_at_the_beginning_and_in_the_middle(
-    tmp_path, short
+    tmp_path,
+    short,
 ):
     path = tmp_path / "answers.sqlite"
     open_one = CachedModel(Silent(), path)

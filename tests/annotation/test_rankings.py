@@ -127,11 +127,13 @@ def test_answers_and_models_are_ordered_by_the_penalised_likelihood(tmp_path):
         expected = fitted(mine, {pair: w for pair, w in wins.items() if pair[0] in mine})
         row = rows[f"q{n}"]
         assert row["models"] == ["strong", "middle", "weak"] and row["scores"] == sorted(
-            row["scores"], reverse=True
+            row["scores"],
+            reverse=True,
         )
         by_text = {answers[a].response[0].content: value for a, value in expected.items()}
         assert row["scores"] == pytest.approx(
-            [by_text[text] for text in row["responses"]], abs=1e-4
+            [by_text[text] for text in row["responses"]],
+            abs=1e-4,
         )
     totals = {}
     for (a, b), count in wins.items():

@@ -40,10 +40,10 @@ def test_the_verdict_comes_after_the_models_own_reasons():
     asked = Reasoning(model, 40)
     judgments = PairJudge(asked, "Be kind.").judge(ROWS, told=told.append)
     assert all(j.log_odds == 2.0 and j.bias == 0.0 for j in judgments) and len(told) == 2 * len(
-        ROWS
+        ROWS,
     )
     assert isinstance(asked, ChatModel) and len(model.replied) == len(model.questions) == 2 * len(
-        ROWS
+        ROWS,
     )
     (first,), talk = model.replied[0][0], model.questions[0]
     assert (
@@ -62,7 +62,9 @@ def test_reasons_that_fail_are_no_verdict_and_those_cut_short_count():
     model.write = lambda conversation, ordinal: next(said)
     told = {}
     found = Reasoning(model, 40).verdicts(
-        [(user(f"{n}"),) for n in range(3)], ("A", "B"), told=told.__setitem__
+        [(user(f"{n}"),) for n in range(3)],
+        ("A", "B"),
+        told=told.__setitem__,
     )
     assert [v.reason for v in found[:2]] == ["HTTP 500: x", "no reasons were written"] and [
         v.logprobs for v in found[:2]

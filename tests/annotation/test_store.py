@@ -44,7 +44,7 @@ def test_a_question_about_unknown_or_equal_answers_is_refused_whole(store):
                 [
                     TaskRow(**one, second_id=question.second_id, round="x"),
                     TaskRow(**one, second_id=other),
-                ]
+                ],
             )
     assert store.counts()["tasks"] == 3
 
@@ -109,7 +109,8 @@ def test_every_store_has_an_id_of_its_own_and_keeps_it(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "path", ["~/x/y.db", "sqlite:///~/x/y.db", "what?mode=ro#1 %41.db", "~nobody's.db"]
+    "path",
+    ["~/x/y.db", "sqlite:///~/x/y.db", "what?mode=ro#1 %41.db", "~nobody's.db"],
 )
 def test_a_path_is_the_file_that_it_names(tmp_path, monkeypatch, path):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))

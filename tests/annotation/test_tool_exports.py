@@ -41,7 +41,7 @@ def said(path, **how):
                 sides["first"],
                 sides["second"],
                 {o.annotator: sides.get(o.choice, o.choice) for o in case.opinions},
-            )
+            ),
         )
     return rows
 
@@ -194,7 +194,7 @@ def test_choices_name_an_answer(tmp_path):
         for _, _, opinions in said(lines(tmp_path / "a.jsonl", rows), quarantine=bad)
     ]
     assert opinions == ["so", "because", "so", "because", "both_bad"] and bad.reasons == {
-        ("no verdict"): 1
+        ("no verdict"): 1,
     }
 
 
@@ -256,7 +256,7 @@ def written(folder, rows, kind):
                 [
                     json.dumps(c, separators=(",", ":")) if isinstance(c, list | dict) else c
                     for c in cells
-                ]
+                ],
             )
     return path
 
@@ -344,7 +344,8 @@ def test_a_ranking_of_three_is_three_pairs(tmp_path, kind):
     data = {"prompt": "why?", "items": ITEMS}
     if kind == "task":
         path = lines(
-            tmp_path / "a.jsonl", [task(annotation(1, ADA, ranking(["m2", "m0", "m1"])), data=data)]
+            tmp_path / "a.jsonl",
+            [task(annotation(1, ADA, ranking(["m2", "m0", "m1"])), data=data)],
         )
     else:
         columns = {"items": ITEMS, "rank": [{"ranker": ["m2", "m0", "m1"]}]}
@@ -490,7 +491,8 @@ def test_columns_of_different_lengths_are_refused(tmp_path):
     row = flat(RESPONSES)
     row["preference.responses.users"] = PEOPLE[:2]
     with pytest.raises(
-        DataError, match=("uneven columns: preference has 4 responses, 2 users and 4 statuses")
+        DataError,
+        match=("uneven columns: preference has 4 responses, 2 users and 4 statuses"),
     ):
         said(lines(tmp_path / "a.jsonl", [row]))
 
@@ -512,7 +514,7 @@ def test_the_command_names_columns_by_its_own_option(tmp_path):
     inspected = runner.invoke(app, ["data", "inspect", str(path), "--columns", columns])
     assert inspected.exit_code == 0 and "preference (preferences)" in inspected.output
     assert columns_of('{ prompt = "q.text", chosen = "good", rejected = "bad" }') == columns_of(
-        columns
+        columns,
     )
     for odd in ("prompt", "=q", "prompt=", "{ prompt = 3 }", "{ prompt"):
         with pytest.raises(ConfigError, match="--columns has the form"):

@@ -22,7 +22,7 @@ from tether.labels.votes import Opinion, answer_on, more_than_half
 def judgments(store):
     with store.reading() as session:
         return list(
-            session.execute(select(JudgmentRow).where(JudgmentRow.withdrawn.is_(None))).scalars()
+            session.execute(select(JudgmentRow).where(JudgmentRow.withdrawn.is_(None))).scalars(),
         )
 
 

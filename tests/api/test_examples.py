@@ -20,12 +20,22 @@ def test_the_front_door_in_fifteen_lines(tmp_path):
     assert len(code) <= 15
     command = [sys.executable, str(EXAMPLES / "front_door.py"), "tiny"]
     done = subprocess.run(
-        command, cwd=tmp_path, input="hello\n\n", capture_output=True, text=True, check=False
+        command,
+        cwd=tmp_path,
+        input="hello\n\n",
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert "model>" in done.stdout and (tmp_path / "brief-model/config.json").is_file()
     again = subprocess.run(
-        command, cwd=tmp_path, input="", capture_output=True, text=True, check=False
+        command,
+        cwd=tmp_path,
+        input="",
+        capture_output=True,
+        text=True,
+        check=False,
     )
     # the training was not repeated, the folder is not overwritten
     assert "brief-model exists" in again.stderr

@@ -59,7 +59,7 @@ def test_a_call_and_a_recipe_have_the_same_bits(tmp_path, monkeypatch):
     run = tether.grpo("tiny", QUESTIONS, vowels, steps=3, **SHORT, run="called", progress=False)
     (tmp_path / "mine.py").write_text(inspect.getsource(vowels))
     (tmp_path / "questions.jsonl").write_text(
-        "".join(json.dumps({"prompt": q}) + "\n" for q in QUESTIONS)
+        "".join(json.dumps({"prompt": q}) + "\n" for q in QUESTIONS),
     )
     section = {
         **SHORT,
@@ -119,7 +119,13 @@ def test_killed_and_called_again_it_goes_on_to_the_same_bits(tmp_path):
 def test_a_run_does_not_go_on_with_other_rows_or_another_function(tmp_path):
     def start(rows, reward):
         return tether.grpo(
-            "tiny", rows, reward, steps=1, **SHORT, run=tmp_path / "run", progress=False
+            "tiny",
+            rows,
+            reward,
+            steps=1,
+            **SHORT,
+            run=tmp_path / "run",
+            progress=False,
         )
 
     start(QUESTIONS, vowels)
@@ -219,7 +225,7 @@ def test_a_reward_in_trl_s_form_sees_what_trl_would_give(tmp_path):
     tether.grpo("tiny", turns, talk, steps=1, **SHORT, run=tmp_path / "talk", progress=False)
     prompts, completions = calls[-1]
     assert prompts[0][0]["role"] == "user" and [c[0].keys() for c in completions] == [
-        {"role", "content"}
+        {"role", "content"},
     ] * len(completions)
 
 
@@ -304,7 +310,11 @@ def test_a_run_and_a_function_together_are_two_rewards(tmp_path):
 def test_a_reward_model_gives_none_for_what_cannot_be_read(tmp_path):
     rows = [{"prompt": q, "chosen": "aaa", "rejected": f"zzz {n}"} for n, q in enumerate(QUESTIONS)]
     judge = tether.reward(
-        "tiny", rows, epochs=1, run=tmp_path / "judge", progress=False
+        "tiny",
+        rows,
+        epochs=1,
+        run=tmp_path / "judge",
+        progress=False,
     ).reward_model
     first, empty, last = judge.score(QUESTIONS[:3], ["a", "", "b"])
     assert empty is None and [first, last] == judge.score([QUESTIONS[0], QUESTIONS[2]], ["a", "b"])
@@ -343,7 +353,13 @@ def test_a_run_handed_on_grows_stage_by_stage(tmp_path):
     with pytest.raises(ConfigError, match=r"has trained a policy \(ppo\): .* model=run\.export"):
         tether.grpo(run, QUESTIONS, vowels, run=tmp_path / "other", **quiet)
     other = tether.grpo(
-        run.path / "sft/model", QUESTIONS, reward, steps=1, **SHORT, run=tmp_path / "other", **quiet
+        run.path / "sft/model",
+        QUESTIONS,
+        reward,
+        steps=1,
+        **SHORT,
+        run=tmp_path / "other",
+        **quiet,
     )
     assert other.stages == ["grpo"] and read_json(other.path / "grpo/manifest.json")["model"][
         "source"
@@ -404,7 +420,7 @@ def test_a_method_goes_by_its_name_and_its_few_updates_come_first(method, tmp_pa
     words = f"{method}: only 1 update. This hardly changes a model."
     assert [line for line in lines if line.startswith(words)]
     assert lines.index(next(line for line in lines if line.startswith(words))) < lines.index(
-        next(line for line in lines if re.match(f"{method} +1/1", line))
+        next(line for line in lines if re.match(f"{method} +1/1", line)),
     )
     assert f"/run: {method} done" in out.replace(str(tmp_path), "")
     assert not [line for line in lines if re.match(r"\W*direct\b", line)]
@@ -545,9 +561,13 @@ tether.grpo("tiny", ["a", "b"], reward, steps=9, run="run", progress=False, **fe
 def test_ctrl_c_in_a_program_ends_in_one_line(tmp_path, signals, words):
     code = STOPPED.replace("SIGNALS", str(signals))
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 130, done.stderr
     assert "Traceback" not in done.stderr and done.stderr.splitlines()[-1].startswith(
-        f"tether: {words}"
+        f"tether: {words}",
     )

@@ -65,7 +65,9 @@ def containers() -> dict[str, Any]:
         "slice": data_set[:2],
         "iterable": data_set.to_iterable_dataset(),
         "torch columns": data_set.with_format(
-            "torch", columns=["score"], output_all_columns=True
+            "torch",
+            columns=["score"],
+            output_all_columns=True,
         ).select_columns([*ROWS[0]]),
         "torch": Indexed(),
         "subset": torch.utils.data.Subset(Indexed(), [0, 1]),  # pyright: ignore[reportArgumentType]
@@ -86,7 +88,7 @@ def test_frames_read_from_parquet_have_no_arrays_and_no_numbers_of_numpy(tmp_pat
     pandas = pytest.importorskip("pandas")
     pq.write_table(
         pa.Table.from_pylist(
-            [{**row, "talk": talk} for row, talk in zip(ROWS, TALKS, strict=True)]
+            [{**row, "talk": talk} for row, talk in zip(ROWS, TALKS, strict=True)],
         ),
         tmp_path / "a",
     )
@@ -105,7 +107,7 @@ def test_cells_of_frames_become_what_json_has():
             "prompt": ["a", "b"],
             "at": [pandas.Timestamp(when), pandas.NaT],
             "n": pandas.array([1, None], "Int64"),
-        }
+        },
     )
     assert rows_in(frame, "data") == [
         {"prompt": "a", "at": "2026-01-02T03:04:05", "n": 1},
@@ -144,7 +146,7 @@ def test_a_prompt_that_was_read_keeps_its_columns_when_it_is_handed_over(tmp_pat
             "messages": [{"role": "user", "content": "a"}],
             "id": "a:1",
             "metadata": {"question": "a", "answer": "1", "level": 2},
-        }
+        },
     ]
     assert "row" not in rows_in([Prompt((user("a"),))], "prompts")[0]
 
@@ -168,7 +170,7 @@ def test_nulls_that_a_schema_adds_to_tool_calls_are_taken_out_of_tables_alone():
     }
     assert rows_in(table, "data") == rows
     explicit = [
-        {"messages": [{"role": "assistant", "tool_calls": [{"arguments": {"zone": None}}]}]}
+        {"messages": [{"role": "assistant", "tool_calls": [{"arguments": {"zone": None}}]}]},
     ]
     assert rows_in(explicit, "data") == explicit
 
@@ -185,7 +187,7 @@ def refused() -> dict[str, tuple[Any, str]]:
         "DatasetDict": (datasets.DatasetDict(splits), f"is a DatasetDict {named}"),
         "IterableDatasetDict": (
             datasets.IterableDatasetDict(
-                {name: one.to_iterable_dataset() for name, one in splits.items()}
+                {name: one.to_iterable_dataset() for name, one in splits.items()},
             ),
             f"is a IterableDatasetDict {named}",
         ),

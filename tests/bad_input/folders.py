@@ -118,14 +118,15 @@ def own_code(folder):
 
 def load(folder, **values):
     return open_model(
-        build(ModelConfig, {"source": str(folder), "dtype": "float32", **values}, where="model")
+        build(ModelConfig, {"source": str(folder), "dtype": "float32", **values}, where="model"),
     )
 
 
 def answer(folder, text="hi", new=8, **values):
     loaded = load(folder, **values)
     return local_engine(Role(loaded.model), loaded).generate(
-        [Prompt((user(text),), "p7")], Sampling(max_new_tokens=new)
+        [Prompt((user(text),), "p7")],
+        Sampling(max_new_tokens=new),
     )
 
 

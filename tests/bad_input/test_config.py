@@ -68,7 +68,10 @@ FILES: list[tuple[str, bytes, str]] = [
 
 @pytest.mark.parametrize(("what", "content", "message"), FILES, ids=[case[0] for case in FILES])
 def test_a_wrong_recipe_is_one_message(
-    tmp_path: Path, what: str, content: bytes, message: str
+    tmp_path: Path,
+    what: str,
+    content: bytes,
+    message: str,
 ) -> None:
     path = tmp_path / "mine.toml"
     path.write_bytes(content)
@@ -143,7 +146,9 @@ OVERRIDES: list[tuple[str, list[str], str]] = [
 
 
 @pytest.mark.parametrize(
-    ("what", "overrides", "message"), OVERRIDES, ids=[case[0] for case in OVERRIDES]
+    ("what", "overrides", "message"),
+    OVERRIDES,
+    ids=[case[0] for case in OVERRIDES],
 )
 def test_a_wrong_override_is_one_message(what: str, overrides: list[str], message: str) -> None:
     values = {
@@ -192,7 +197,8 @@ class Whole(Config):
     ],
 )
 def test_places_in_lists_tables_and_unions_have_the_names_that_a_person_wrote(
-    values: dict[str, object], message: str
+    values: dict[str, object],
+    message: str,
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         build(Whole, values)
@@ -247,7 +253,9 @@ def test_a_folder_and_an_unreadable_file_are_no_recipes(tmp_path: Path) -> None:
 
 
 def test_the_command_line_exits_with_2_and_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "a.toml").write_bytes(HEAD + b'sead = 1\nmodel.source = "tiny"\n')
     monkeypatch.chdir(tmp_path)
@@ -267,5 +275,5 @@ def test_a_table_of_settings_that_do_not_fit_together_is_not_printed():
     with pytest.raises(ConfigError) as caught:
         build(Recipe, values)
     assert "needs adapters, and lora is false" in str(caught.value) and "(got" not in str(
-        caught.value
+        caught.value,
     )

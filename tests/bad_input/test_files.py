@@ -181,10 +181,16 @@ def make(path: Path, content: bytes) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("what", "name", "content", "message"), FAULTS, ids=[fault[0] for fault in FAULTS]
+    ("what", "name", "content", "message"),
+    FAULTS,
+    ids=[fault[0] for fault in FAULTS],
 )
 def test_a_wrong_file_is_one_message(
-    tmp_path: Path, what: str, name: str, content: bytes, message: str
+    tmp_path: Path,
+    what: str,
+    name: str,
+    content: bytes,
+    message: str,
 ) -> None:
     if content == b"unreadable" and not sys.platform.startswith("linux"):
         pytest.skip("needs /proc/self/mem, a file that opens and cannot be read")
@@ -240,7 +246,9 @@ NAMES: list[tuple[str, str, str]] = [
 
 @pytest.mark.parametrize(("what", "name", "message"), NAMES, ids=[name[0] for name in NAMES])
 def test_a_wrong_name_is_refused_before_anything_is_read(
-    what: str, name: str, message: str
+    what: str,
+    name: str,
+    message: str,
 ) -> None:
     with pytest.raises(TetherError, match=message) as error:
         read(name, Comparison)
@@ -256,11 +264,13 @@ def test_a_wrong_name_is_refused_before_anything_is_read(
 
 
 @pytest.mark.parametrize(
-    "name", ["a.jsonl", "a.json", "a.csv", "a.tsv", "a.jsonl.gz", "a.jsonl.zst"]
+    "name",
+    ["a.jsonl", "a.json", "a.csv", "a.tsv", "a.jsonl.gz", "a.jsonl.zst"],
 )
 def test_a_mark_of_bytes_simply_works(tmp_path: Path, name: str) -> None:
     words = {".csv": TABLE, ".tsv": TABLE.replace(b",", b"\t"), ".json": ARRAY}.get(
-        Path(name).suffix, LINES
+        Path(name).suffix,
+        LINES,
     )
     pack = {".gz": gzip.compress, ".zst": zstd}.get(Path(name).suffix, bytes)
     (tmp_path / name).write_bytes(pack(b"\xef\xbb\xbf" + words))
@@ -317,7 +327,10 @@ BAD_LINES: list[tuple[str, bytes, str]] = [
 
 @pytest.mark.parametrize(("what", "line", "reason"), BAD_LINES, ids=[bad[0] for bad in BAD_LINES])
 def test_a_wrong_line_costs_only_itself(
-    tmp_path: Path, what: str, line: bytes, reason: str
+    tmp_path: Path,
+    what: str,
+    line: bytes,
+    reason: str,
 ) -> None:
     path, log = tmp_path / "a.jsonl", tmp_path / "bad" / "rows.jsonl"
     path.write_bytes(LINE.encode() + line + b"\n" + LONG.encode() + b"\n")
@@ -364,7 +377,8 @@ def test_files_of_other_kinds_in_a_folder(tmp_path: Path) -> None:
 
 
 def test_a_line_without_end_is_not_read_into_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(json_rows, "LONGEST_LINE", 1 << 20)
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"x" * (1 << 24)))
@@ -391,7 +405,8 @@ def test_a_quarantine_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["nowhere.jsonl", "bad.jsonl", "deep.json", "cut.jsonl.gz", "wide.csv"]
+    "name",
+    ["nowhere.jsonl", "bad.jsonl", "deep.json", "cut.jsonl.gz", "wide.csv"],
 )
 def test_the_command_line_exits_with_2_and_one_line(tmp_path: Path, name: str) -> None:
     contents = {

@@ -24,7 +24,7 @@ from tether.settings.recipe import Recipe
 from tether.settings.stages import STAGES
 
 RECIPES = sorted(
-    (Path(__file__).resolve().parents[2] / "src" / "tether" / "recipes").glob("**/*.toml")
+    (Path(__file__).resolve().parents[2] / "src" / "tether" / "recipes").glob("**/*.toml"),
 )
 STRANGE: list[Any] = [
     None, True, False, 0, -1, 1, 2, 10**18, -(10**30), 1e-300, 1e308, float("nan"), float("inf"), 0.5, "", " ", "x", "nan", "1",
@@ -40,7 +40,7 @@ def tables() -> list[dict[str, Any]]:
     here = Path("/nowhere")
     texts = [tomllib.loads(path.read_text(encoding="utf-8")) for path in RECIPES]
     return [values for values in texts if values.keys() & {"model", *STAGES}] + [
-        loop_recipe(here / "run")
+        loop_recipe(here / "run"),
     ]
 
 
@@ -89,7 +89,7 @@ def bent(draw: random.Random, tables: list[dict[str, Any]]) -> dict[str, Any]:
                         [node[path[-1]]],
                         {path[-1]: node[path[-1]]},
                         json.dumps(node[path[-1]], default=str),
-                    ]
+                    ],
                 )
             case _:
                 node[path[-1]] = copy.deepcopy(draw.choice(STRANGE))
@@ -132,7 +132,7 @@ def check(folder: Path, count: int, seed: int) -> int:
             accepted += not isinstance(outcome(values, folder), str)
         except Exception as error:
             raise AssertionError(
-                f"recipe {number} of seed {seed}: {type(error).__name__}: {error}\n{values!r:.3000}"
+                f"recipe {number} of seed {seed}: {type(error).__name__}: {error}\n{values!r:.3000}",
             ) from error
     return accepted
 
@@ -160,11 +160,13 @@ def test_texts_of_recipes_are_read_or_refused(tmp_path):
                     lines[place] = lines[place][: draw.randint(0, len(lines[place]))]
                 case 2:
                     lines[place] += draw.choice(
-                        ["]", '"', "=", "[[x]]", "\\u0000", "\t\x01", "'''", "#", "9" * 5000]
+                        ["]", '"', "=", "[[x]]", "\\u0000", "\t\x01", "'''", "#", "9" * 5000],
                     )
                 case 3:
                     lines[place] = lines[place].replace(
-                        "=", draw.choice(["==", "= =", ":", "=[", ".x="]), 1
+                        "=",
+                        draw.choice(["==", "= =", ":", "=[", ".x="]),
+                        1,
                     )
         path.write_text("\n".join(lines), encoding="utf-8", errors="surrogatepass")
         try:
@@ -205,7 +207,7 @@ def small(draw: random.Random, folder: Path, number: int) -> dict[str, Any]:
                 1e6,
                 -1,
                 None,
-            ]
+            ],
         )
         inner = section
         if len(path) == 3:
@@ -244,7 +246,7 @@ def test_sixty_accepted_recipes_train_a_step_or_say_why_not(tmp_path):
             refused += 1
         except Exception as error:
             raise AssertionError(
-                f"recipe {number}: {type(error).__name__}: {error}\n{values!r:.3000}"
+                f"recipe {number}: {type(error).__name__}: {error}\n{values!r:.3000}",
             ) from error
         else:
             assert list(results) == list(built.stages), (number, results)

@@ -158,7 +158,10 @@ ANSWERS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("good", "change", "reason"), TASKS + ANSWERS)
 def test_a_wrong_row_stays_out_of_the_store(
-    tmp_path: Path, good: dict[str, Any], change: dict[str, Any], reason: str
+    tmp_path: Path,
+    good: dict[str, Any],
+    change: dict[str, Any],
+    reason: str,
 ) -> None:
     path, quarantine = (
         write(tmp_path / "rows.jsonl", good, changed(good, change), good),
@@ -168,7 +171,7 @@ def test_a_wrong_row_stays_out_of_the_store(
     found = list(
         read_answers(path, quarantine=quarantine)
         if is_answer
-        else read_cases(path, quarantine=quarantine)
+        else read_cases(path, quarantine=quarantine),
     )
     assert len(found) == (4 if good == MANY else 2)
     [entry] = quarantine.examples
@@ -192,7 +195,8 @@ def test_what_is_left_of_a_bad_file_is_in_the_store_and_nothing_else(tmp_path: P
     assert (found["rows"], found["answers"]) == (2, 0)  # the answers of the task
     with pytest.raises(DataError):
         import_cases(
-            store, read_cases(write(tmp_path / "b.jsonl", *tasks[:5]), format="label-studio")
+            store,
+            read_cases(write(tmp_path / "b.jsonl", *tasks[:5]), format="label-studio"),
         )
     counts = store.counts()
     assert (counts["responses"], counts["tasks"], counts["judgments"]) == (2, 1, 2)
@@ -219,7 +223,10 @@ FILES: list[tuple[str, bytes, str]] = [
 
 @pytest.mark.parametrize(("what", "content", "message"), FILES, ids=[case[0] for case in FILES])
 def test_a_wrong_file_is_one_message(
-    tmp_path: Path, what: str, content: bytes, message: str
+    tmp_path: Path,
+    what: str,
+    content: bytes,
+    message: str,
 ) -> None:
     (tmp_path / "a.jsonl").write_bytes(content)
     with pytest.raises(TetherError, match=message):

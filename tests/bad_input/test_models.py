@@ -99,7 +99,9 @@ MODEL = {
     ),
     "unknown architecture": (
         lambda f: edited(
-            f / "config.json", model_type="llama9", architectures=["Llama9ForCausalLM"]
+            f / "config.json",
+            model_type="llama9",
+            architectures=["Llama9ForCausalLM"],
         ),
         load,
         "llama9.*Install a newer transformers",
@@ -142,7 +144,8 @@ MODEL = {
     ),
     "a weight of another shape": (
         lambda f: tensors(
-            f / "model.safetensors", lambda t: t.update({"model.norm.weight": torch.ones(3)})
+            f / "model.safetensors",
+            lambda t: t.update({"model.norm.weight": torch.ones(3)}),
         ),
         load,
         r"1 weights have another shape than config.json says \(model.norm.weight: \[3\], not "
@@ -287,7 +290,9 @@ CLASSIFIER = {
     ),
     "code of its own": (
         lambda f: edited(
-            f / "config.json", model_type="homemade", auto_map={"AutoConfig": "code.C"}
+            f / "config.json",
+            model_type="homemade",
+            auto_map={"AutoConfig": "code.C"},
         ),
         classify,
         "code of its own. Choose a model that transformers knows",

@@ -43,10 +43,13 @@ KINDS = (
 )
 NAMES = sorted(
     {name for seed in SEEDS for name in seed["row"]}
-    | {"role", "content", "from", "value", "text", "rank", "replies"}
+    | {"role", "content", "from", "value", "text", "rank", "replies"},
 )
 few = settings(
-    max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
+    max_examples=12,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    derandomize=True,
 )
 
 words = st.text(max_size=12) | st.sampled_from(
@@ -61,7 +64,7 @@ words = st.text(max_size=12) | st.sampled_from(
         r"\boxed{",
         "\n\nHuman: x\n\nAssistant: y",
         "1e999",
-    ]
+    ],
 )
 scalars = (
     st.none()
@@ -88,7 +91,7 @@ def bent(draw: Callable[..., Any], seeds: list[dict[str, Any]]) -> dict[str, Any
         node: Any = row
         while isinstance(node, dict | list) and node:
             key = draw(
-                st.sampled_from(sorted(node) if isinstance(node, dict) else range(len(node)))
+                st.sampled_from(sorted(node) if isinstance(node, dict) else range(len(node))),
             )
             if not isinstance(node[key], dict | list) or draw(st.booleans()):
                 if isinstance(node, dict) and draw(st.integers(0, 3)) == 0:
@@ -128,7 +131,9 @@ def parsers(seed: dict[str, Any]) -> Iterator[Callable[[dict[str, Any]], Any]]:
 
 
 @pytest.mark.parametrize(
-    "seed", [s for s in SEEDS if s["format"] != "answers"], ids=lambda seed: seed["format"]
+    "seed",
+    [s for s in SEEDS if s["format"] != "answers"],
+    ids=lambda seed: seed["format"],
 )
 def test_every_value_replaced_by_every_harsh_one(seed: dict[str, Any]) -> None:
     """Bounded and complete, where chance may pass by."""
@@ -170,7 +175,7 @@ def settled(parse: Callable[[], Any]) -> str:
 def test_every_reader_takes_any_row(layout: Any, data: st.DataObject) -> None:
     own = [seed for seed in SEEDS if seed["format"] == layout.name]
     row = data.draw(
-        bent(own) | bent(SEEDS) | st.dictionaries(st.sampled_from(NAMES), values, max_size=6)
+        bent(own) | bent(SEEDS) | st.dictionaries(st.sampled_from(NAMES), values, max_size=6),
     )
     if fault(row):
         return
@@ -192,7 +197,7 @@ def test_every_container_takes_any_bytes(tmp_path: Path, suffix: str, data: st.D
     seed = json.dumps(data.draw(bent(SEEDS))).encode()
     content = data.draw(
         st.binary(max_size=60)
-        | st.sampled_from([seed, b"[" + seed, b"[" + seed + b"]", b"a,b\n" + seed])
+        | st.sampled_from([seed, b"[" + seed, b"[" + seed + b"]", b"a,b\n" + seed]),
     )
     cut = data.draw(st.integers(0, len(content)))
     content = content[:cut] + data.draw(st.binary(max_size=4)) + content[cut:]
@@ -200,7 +205,7 @@ def test_every_container_takes_any_bytes(tmp_path: Path, suffix: str, data: st.D
     path.write_bytes(
         gzip.compress(content, mtime=0)[: data.draw(st.integers(4, 99))]
         if suffix.endswith("gz")
-        else content
+        else content,
     )
     kind = data.draw(st.sampled_from(KINDS))
     settled(lambda: list(read(path, kind, quarantine=Quarantine())))
@@ -277,7 +282,7 @@ toml = st.lists(
             "}",
             "'''",
             '"""',
-        ]
+        ],
     )
     | st.text(max_size=20),
     max_size=8,
@@ -286,7 +291,7 @@ toml = st.lists(
 
 @settings(few, max_examples=40)
 @given(
-    content=toml.map(lambda text: text.encode("utf-8", "surrogatepass")) | st.binary(max_size=40)
+    content=toml.map(lambda text: text.encode("utf-8", "surrogatepass")) | st.binary(max_size=40),
 )
 def test_a_recipe_is_read_or_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.toml").write_bytes(content)
@@ -295,7 +300,7 @@ def test_a_recipe_is_read_or_refused(tmp_path: Path, content: bytes) -> None:
 
 keys = st.lists(
     st.sampled_from(
-        ["sft", "seed", "optimizer", "learning_rate", "data", "path", "lora", "model", "rank"]
+        ["sft", "seed", "optimizer", "learning_rate", "data", "path", "lora", "model", "rank"],
     )
     | st.text(max_size=5),
     max_size=4,

@@ -77,7 +77,8 @@ POLICY = {
     ),
     "another template": (
         lambda f: edited(
-            f / "role.json", encoding={"template": "x", "system_prompt": None, "stop_ids": [1]}
+            f / "role.json",
+            encoding={"template": "x", "system_prompt": None, "stop_ids": [1]},
         ),
         lambda f: load_policy(str(f), ModelConfig(source="tiny", dtype="float32")),
         "another chat template, system prompt or stop tokens.*Set model",
@@ -142,7 +143,8 @@ REWARD = {
     ),
     "head not finite": (
         lambda f: tensors(
-            f / "head.safetensors", lambda t: t.update({"offset": torch.tensor(float("nan"))})
+            f / "head.safetensors",
+            lambda t: t.update({"offset": torch.tensor(float("nan"))}),
         ),
         load_scorer,
         "not finite",
@@ -177,7 +179,8 @@ ENSEMBLE = {
     "member gone": (lambda f: shutil.rmtree(f / "first"), load_scorer, "holds no trained role"),
     "member changed": (
         lambda f: tensors(
-            f / "first" / "head.safetensors", lambda t: t.update(offset=torch.ones(()))
+            f / "first" / "head.safetensors",
+            lambda t: t.update(offset=torch.ones(())),
         ),
         load_scorer,
         "has changed since .*ensemble.json was written",
@@ -217,7 +220,7 @@ def test_a_reward_model_can_be_judged_on_a_single_pair(made, tmp_path, count):
 
 def test_ties_alone_are_no_pairs(made, tmp_path):
     (tmp_path / "ties.jsonl").write_text(
-        json.dumps({"prompt": "a", "response_a": "b", "response_b": "c", "winner": "tie"}) + "\n"
+        json.dumps({"prompt": "a", "response_a": "b", "response_b": "c", "winner": "tie"}) + "\n",
     )
     with pytest.raises(TetherError, match=r"ties\.jsonl"):
         bench_rewards(str(made / "reward"), [str(tmp_path / "ties.jsonl")])

@@ -258,7 +258,10 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ids=lambda value: str(value)[:40] if isinstance(value, str) else "",
 )
 def test_a_wrong_row_goes_to_quarantine(
-    tmp_path: Path, layout: str, change: dict[str, Any], reason: str
+    tmp_path: Path,
+    layout: str,
+    change: dict[str, Any],
+    reason: str,
 ) -> None:
     good = GOOD[layout]
     path = write(tmp_path / "rows.jsonl", good, changed(good, change), good)

@@ -64,7 +64,9 @@ def test_resume_measures_only_cells_that_lack_draws(monkeypatch, tmp_path):
     monkeypatch.setattr(coverage, "RESULTS", tmp_path / "coverage.json")
     monkeypatch.setattr(coverage, "PAGE", tmp_path / "intervals.md")
     monkeypatch.setattr(
-        coverage, "measured", lambda case, draws: measured_again.append(case.name) or short
+        coverage,
+        "measured",
+        lambda case, draws: measured_again.append(case.name) or short,
     )
     monkeypatch.setattr("sys.argv", ["coverage", "--resume"])
     coverage.main()
@@ -87,7 +89,8 @@ def test_an_interval_holds_the_truth(kind):
 
 
 @pytest.mark.parametrize(
-    "name", ["150 prompts × 1, 20% tied, 0.75", "500 prompts × 1, 60% tied, 0.55"]
+    "name",
+    ["150 prompts × 1, 20% tied, 0.75", "500 prompts × 1, 60% tied, 0.55"],
 )
 def test_ties_do_not_widen_an_interval(name):
     """Each comparison in a prompt of its own: all of the intervals held the truth when ties counted

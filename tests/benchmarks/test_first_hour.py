@@ -51,7 +51,9 @@ def test_lines_are_timed_without_a_terminal(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "example", [e for e in examples() if e.name.startswith("README.md")], ids=lambda e: e.name
+    "example",
+    [e for e in examples() if e.name.startswith("README.md")],
+    ids=lambda e: e.name,
 )
 def test_the_readme_runs_as_it_stands(tmp_path, example):
     prepare(tmp_path)

@@ -142,7 +142,11 @@ def test_an_option_joins_the_search_with_its_command():
 def test_the_site_is_whole_and_names_no_other_host():
     """Links and anchors of every page lead somewhere; scripts, styles and pictures are its own."""
     done = subprocess.run(
-        ["make", "docs"], check=False, cwd=manual.ROOT, capture_output=True, text=True
+        ["make", "docs"],
+        check=False,
+        cwd=manual.ROOT,
+        capture_output=True,
+        text=True,
     )
     if "pip" in done.stderr and done.returncode:
         pytest.skip("the packages of locks/docs.txt cannot be installed here")

@@ -26,7 +26,7 @@ def test_another_figure_would_be_noticed():
     other["summary"]["gold_win_rate"]["value"] = 0.713
     other["minutes"]["matrix unit"] = [43, 43]
     assert any("71.3% of 150" in line for line in lines(other)) and picture(other) != picture(
-        RECORDED
+        RECORDED,
     )
     page = (ROOT / "README.md").read_text(encoding="utf-8")
     assert filled(page, texts(other)[ROOT / "README.md"]) != page

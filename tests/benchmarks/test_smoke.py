@@ -49,12 +49,12 @@ STAGES = (
 SIZES = {
     "benchmarks.annotation_load": [["--judgments", "12", "--people", "3", "--needed", "2"]],
     "benchmarks.preferences_load": [
-        ["--judgments", "24", "--annotators", "4", "--needed", "2", "--processes", "2"]
+        ["--judgments", "24", "--annotators", "4", "--needed", "2", "--processes", "2"],
     ],
     "benchmarks.flat": [["--steps", "12"]],
     "benchmarks.prm": [["--tiny", "--rows", "60"]],
     "benchmarks.fuzz": [
-        ["--minutes", "0.1", "--target", "rows", "--target", "config", "--folder", "corpora"]
+        ["--minutes", "0.1", "--target", "rows", "--target", "config", "--folder", "corpora"],
     ],
     "benchmarks.curves": [["run", "--output", "."]],
     "benchmarks.coverage": [["--draws", "20", "--only", "kappa", "--no-write"]],
@@ -100,7 +100,8 @@ NEEDS = {
     "benchmarks.voting": "reasoning_gym",
 }
 NEEDS |= dict.fromkeys(
-    ("benchmarks.curves", "benchmarks.scaling", "benchmarks.learning"), "matplotlib"
+    ("benchmarks.curves", "benchmarks.scaling", "benchmarks.learning"),
+    "matplotlib",
 )
 
 
@@ -128,7 +129,7 @@ def data(tmp_path, monkeypatch):
     monkeypatch.setenv(
         "PYTHONPATH",
         os.pathsep.join(
-            [str(tmp_path / "stubs"), str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
+            [str(tmp_path / "stubs"), str(REPOSITORY), os.environ.get("PYTHONPATH", "")],
         ),
     )
     solution = ["Step 1. Two and two are four.", "Step 2. So four.", "# Final Answer 4"]
@@ -269,7 +270,7 @@ def test_everything_that_a_benchmark_takes_by_name_is_tried():
     from benchmarks.learning.__main__ import NAMES as LEARNT
 
     assert (tuple(TAKEN), LEARNT, tuple(TRAINED)) == (TASKS, EXPERIMENTS, STAGES) and set(
-        SIZES
+        SIZES,
     ) <= set(BENCHMARKS)
     named = {script for one in TAKEN.values() for _, script, _, _ in one.peers} | {"tether_side.py"}
     assert named == {f"{side}.py" for side in SIDES}

@@ -39,7 +39,10 @@ def no_wandb(monkeypatch):
 
 
 def test_loop_over_dataset_iter_with_a_pipeline_as_reward(
-    folder, tokenizer, reward_folder, tmp_path
+    folder,
+    tokenizer,
+    reward_folder,
+    tmp_path,
 ):
     policy_model = AutoModelForCausalLMWithValueHead.from_pretrained(folder)
     ref_model = AutoModelForCausalLMWithValueHead.from_pretrained(folder)
@@ -60,7 +63,10 @@ def test_loop_over_dataset_iter_with_a_pipeline_as_reward(
             log_with="wandb",
         )
     ppo_trainer = PPOTrainer(
-        config=ppo_config, model=policy_model, ref_model=ref_model, tokenizer=tokenizer
+        config=ppo_config,
+        model=policy_model,
+        ref_model=ref_model,
+        tokenizer=tokenizer,
     )
     with pytest.warns(
         UserWarning,
@@ -79,7 +85,10 @@ def test_loop_over_dataset_iter_with_a_pipeline_as_reward(
         ]
         with pytest.warns(UserWarning, match="another distribution than the policy"):
             response_tensors = ppo_trainer.generate(
-                query_tensors, max_new_tokens=6, temperature=0.7, top_p=0.9
+                query_tensors,
+                max_new_tokens=6,
+                temperature=0.7,
+                top_p=0.9,
             )
         texts = [tokenizer.decode(r) for r in response_tensors]
         rewards = [torch.tensor(reward_pipe(t)[0]["score"]) for t in texts]
@@ -91,7 +100,8 @@ def test_loop_over_dataset_iter_with_a_pipeline_as_reward(
         assert stats["tokens/responses_len_mean"] <= 6
     assert abs(kl[0]) < 1e-4 < abs(kl[1])
     assert not torch.equal(weights(policy_model), before[0]) and torch.equal(
-        weights(ref_model), before[1]
+        weights(ref_model),
+        before[1],
     )
     run = tmp_path / "ppo" / "runs" / "001"
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -107,7 +117,9 @@ def test_loop_over_dataset_iter_with_a_pipeline_as_reward(
 
 
 def test_positional_loop_with_batched_queries_and_scores_that_carry_gradient(
-    folder, tokenizer, reward_folder
+    folder,
+    tokenizer,
+    reward_folder,
 ):
     policy = AutoModelForCausalLMWithValueHead.from_pretrained(folder)
     ref = AutoModelForCausalLMWithValueHead.from_pretrained(folder)
@@ -207,7 +219,7 @@ def test_a_tracker_that_is_installed_gets_the_numbers(folder, tokenizer, wandb):
     (started,) = wandb.started
     assert started["config"]["trainer"] == "PPOConfig" and started["config"]["batch_size"] == 1
     assert wandb.logged == [
-        (0, {"objective/kl": 0.5, "env/reward_mean": 1.0, "env/reward_std": 0.0})
+        (0, {"objective/kl": 0.5, "env/reward_mean": 1.0, "env/reward_std": 0.0}),
     ]
 
 
@@ -225,14 +237,18 @@ def test_a_tracker_that_is_down_does_not_stop_training(folder, tokenizer, wandb,
     finish_tracking()
     assert wandb.logged == [(step, {"x": float(step)}) for step in range(4)]
     assert [r.getMessage()[:57] for r in caplog.records] == [
-        "wandb takes nothing (ConnectionError: no route to host). "
+        "wandb takes nothing (ConnectionError: no route to host). ",
     ]
 
 
 def test_it_learns_to_write_a_byte(folder, tokenizer):
     model = AutoModelForCausalLMWithValueHead.from_pretrained(folder)
     config = PPOConfig(
-        batch_size=16, mini_batch_size=4, learning_rate=5e-3, ppo_epochs=2, init_kl_coef=0.01
+        batch_size=16,
+        mini_batch_size=4,
+        learning_rate=5e-3,
+        ppo_epochs=2,
+        init_kl_coef=0.01,
     )
     trainer = PPOTrainer(config, model, tokenizer=tokenizer)
     queries = [tokenizer(PROMPTS[i % 8], return_tensors="pt").input_ids[0] for i in range(16)]

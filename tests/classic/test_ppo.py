@@ -29,10 +29,16 @@ def make(folder, tokenizer, head=0.05, **settings):
     model = AutoModelForCausalLMWithValueHead.from_pretrained(folder)
     with torch.no_grad():
         model.v_head.linear.weight.copy_(
-            head * torch.randn(1, 64, generator=torch.Generator().manual_seed(1))
+            head * torch.randn(1, 64, generator=torch.Generator().manual_seed(1)),
         )
     config = PPOConfig(
-        **{"batch_size": 4, "ppo_epochs": 2, "learning_rate": 1e-3, "init_kl_coef": 0.1, **settings}
+        **{
+            "batch_size": 4,
+            "ppo_epochs": 2,
+            "learning_rate": 1e-3,
+            "init_kl_coef": 0.1,
+            **settings,
+        },
     )
     return PPOTrainer(config, model, tokenizer=tokenizer)
 
@@ -100,10 +106,12 @@ def plain_step(
             ours, values = table(model, query, response, temperature)
             ratio = (ours.gather(-1, response[:, None])[:, 0] - old[n][0]).exp()
             gain = torch.minimum(
-                ratio * advantages[n], ratio.clamp(1 - clip, 1 + clip) * advantages[n]
+                ratio * advantages[n],
+                ratio.clamp(1 - clip, 1 + clip) * advantages[n],
             )
             near = torch.maximum(
-                torch.minimum(values, old[n][1] + value_clip), old[n][1] - value_clip
+                torch.minimum(values, old[n][1] + value_clip),
+                old[n][1] - value_clip,
             )
             error = torch.maximum((values - targets[n]) ** 2, (near - targets[n]) ** 2)
             loss = loss + (-gain + vf_coef * 0.5 * error).sum() / len(every)
@@ -119,7 +127,12 @@ def test_a_step_is_the_plain_one(folder, tokenizer, temperature):
     start = weights(ours.model)
     stats = ours.step(QUERIES, RESPONSES, SCORES)
     plain_step(
-        theirs.model, theirs.ref_model, epochs=3, rate=1e-3, beta=0.1, temperature=temperature
+        theirs.model,
+        theirs.ref_model,
+        epochs=3,
+        rate=1e-3,
+        beta=0.1,
+        temperature=temperature,
     )
     assert (weights(ours.model) - start).abs().max() > 2e-3
     # A gradient next to nothing may round to either sign, and Adam's step is the sign: nearly all
@@ -228,12 +241,21 @@ def test_generate_returns_what_the_classic_did(folder, tokenizer):
     # whatever the padding beside it
     assert all(torch.equal(a, b) for a, b in zip(found, greedy, strict=True))
     bare = trainer.generate(
-        QUERIES, return_prompt=False, max_new_tokens=6, top_k=0.0, top_p=1.0, min_length=-1
+        QUERIES,
+        return_prompt=False,
+        max_new_tokens=6,
+        top_k=0.0,
+        top_p=1.0,
+        min_length=-1,
     )
     assert [r.dim() for r in bare] == [1] * 4 and all(len(r) <= 6 for r in bare)
     assert trainer.generate(QUERIES[0], max_new_tokens=3).shape == (1, 6)
     sampled = trainer.generate(
-        QUERIES, batch_size=2, return_prompt=False, max_new_tokens=3, eos_token_id=-1
+        QUERIES,
+        batch_size=2,
+        return_prompt=False,
+        max_new_tokens=3,
+        eos_token_id=-1,
     )
     assert [len(r) for r in sampled] == [3, 3, 3, 3]
     for removed in ({"length_sampler": lambda: 3}, {"generate_ref_response": True}):
@@ -281,7 +303,8 @@ def test_forward_gives_logits_loss_and_values(folder):
     assert torch.equal(logits, plain.logits) and torch.equal(loss, plain.loss)
     head = model.v_head.linear
     torch.testing.assert_close(
-        values, (plain.hidden_states[-1] @ head.weight.T + head.bias)[..., 0]
+        values,
+        (plain.hidden_states[-1] @ head.weight.T + head.bias)[..., 0],
     )
     assert model.config.vocab_size == 261 and model.device.type in ("cpu", "cuda")
 
@@ -304,12 +327,14 @@ def test_an_adapter_is_the_policy_and_its_absence_the_reference(folder, tokenize
     lora = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
     model = AutoModelForCausalLMWithValueHead.from_pretrained(folder, peft_config=lora)
     trainer = PPOTrainer(
-        PPOConfig(batch_size=4, ppo_epochs=2, learning_rate=1e-2), model, tokenizer=tokenizer
+        PPOConfig(batch_size=4, ppo_epochs=2, learning_rate=1e-2),
+        model,
+        tokenizer=tokenizer,
     )
     base = {n: p.detach().clone() for n, p in model.named_parameters() if not p.requires_grad}
     first, second = (trainer.step(QUERIES, RESPONSES, SCORES) for _ in range(2))
     assert trainer.ref_model is None and abs(first["objective/kl"]) < 1e-5 < abs(
-        second["objective/kl"]
+        second["objective/kl"],
     )
     assert all(torch.equal(p, base[n]) for n, p in model.named_parameters() if n in base)
     trainer.generate(QUERIES, max_new_tokens=3)
@@ -325,13 +350,17 @@ def test_a_reference_never_holds_what_is_trained(folder, tokenizer):
     for parameter in model.pretrained_model.model.layers[0].parameters():
         parameter.requires_grad_(False)  # by the user, and so it stays
     trainer = PPOTrainer(
-        PPOConfig(batch_size=4, ppo_epochs=2), model, create_reference_model(model), tokenizer
+        PPOConfig(batch_size=4, ppo_epochs=2),
+        model,
+        create_reference_model(model),
+        tokenizer,
     )
     layers, copies = (m.pretrained_model.model.layers for m in (model, trainer.ref_model))
     before = [layer.mlp.up_proj.weight.detach().clone() for layer in layers]
     trainer.step(QUERIES, RESPONSES, SCORES)
     assert torch.equal(layers[0].mlp.up_proj.weight, before[0]) and not torch.equal(
-        layers[1].mlp.up_proj.weight, before[1]
+        layers[1].mlp.up_proj.weight,
+        before[1],
     )
     assert torch.equal(copies[1].mlp.up_proj.weight, before[1])
     with pytest.raises(ModelError, match="the KL would always be 0"):
@@ -370,7 +399,8 @@ REMOVED = (
 @pytest.mark.parametrize("name", REMOVED.split())
 def test_what_the_classic_had_beside_is_refused_in_one_sentence(name):
     with pytest.raises(
-        ConfigError, match=(f"^PPOConfig: unknown key '{name}' .*; see docs/guides/classic.md$")
+        ConfigError,
+        match=(f"^PPOConfig: unknown key '{name}' .*; see docs/guides/classic.md$"),
     ):
         PPOConfig(**{name: True})
 
@@ -409,7 +439,11 @@ def batches(folder, tokenizer, collator):
     model = AutoModelForCausalLMWithValueHead.from_pretrained(folder)
     config = PPOConfig(batch_size=2, mini_batch_size=2)
     trainer = PPOTrainer(
-        config, model, tokenizer=tokenizer, dataset=list(range(6)), data_collator=collator
+        config,
+        model,
+        tokenizer=tokenizer,
+        dataset=list(range(6)),
+        data_collator=collator,
     )
     trainer.collate.time_limit = trainer.collate.dump_after = 0.3
     return list(trainer.dataloader)

@@ -65,11 +65,13 @@ def test_a_classic_run_has_a_page_and_is_examined(folder, tokenizer, tmp_path):
 
 
 def test_updates_that_go_too_far_are_told_of_at_once_in_the_log_and_by_the_doctor(
-    folder, tokenizer
+    folder,
+    tokenizer,
 ):
     trainer = make(folder, tokenizer, learning_rate=1e-2, ppo_epochs=20)
     with pytest.warns(
-        UserWarning, match=("Too many or too long updates on the same samples")
+        UserWarning,
+        match=("Too many or too long updates on the same samples"),
     ) as told:
         stats = trainer.step(QUERIES, RESPONSES, SCORES)
     assert stats["ppo/policy/clipfrac"] > 0.4 and len(told) == 1

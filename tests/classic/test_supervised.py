@@ -23,7 +23,7 @@ CHATS = [
         "messages": [
             {"role": "user", "content": f"say {w}"},
             {"role": "assistant", "content": f"{w} {w}!"},
-        ]
+        ],
     }
     for w in WORDS * 2
 ]
@@ -218,7 +218,8 @@ def test_reward_model_from_raw_conversations(folder, tokenizer, tmp_path):
     reward_pipe = pipeline("text-classification", model=str(tmp_path / "final"))
     scores = [row["score"] for row in reward_pipe(texts)]
     assert scores == pytest.approx(logits, abs=1e-4) and padded.tolist() == pytest.approx(
-        logits, abs=1e-4
+        logits,
+        abs=1e-4,
     )
     assert logits[0] > logits[1] and logits[2] > logits[3]
     ours = [s for row in reward_trainer.stage.scores(reward_trainer.train_rows[:2]) for s in row]
@@ -246,7 +247,9 @@ def test_the_reward_loss_is_the_pairwise_one(folder, tokenizer, tmp_path):
     model = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1)
     rows = [{**row, "margin": 0.5} for row in PAIRS[:4]]
     config = RewardConfig(
-        output_dir=str(tmp_path), center_rewards_coefficient=0.01, num_train_epochs=1
+        output_dir=str(tmp_path),
+        center_rewards_coefficient=0.01,
+        num_train_epochs=1,
     )
     trainer = RewardTrainer(model, config, train_dataset=rows, tokenizer=tokenizer)
     loss = 0.0
@@ -259,7 +262,7 @@ def test_the_reward_loss_is_the_pairwise_one(folder, tokenizer, tmp_path):
             loss += (
                 float(
                     torch.log1p(torch.exp(-(chosen - rejected - 0.5)))
-                    + 0.01 * (chosen + rejected) ** 2
+                    + 0.01 * (chosen + rejected) ** 2,
                 )
                 / 4
             )
@@ -279,7 +282,7 @@ def test_token_ids_are_the_same_pairs_as_their_texts(folder, tokenizer, tmp_path
                 f"{key}_{side}": found[key]
                 for side, found in sides.items()
                 for key in ("input_ids", "attention_mask")
-            }
+            },
         )
     config = RewardConfig(output_dir=str(tmp_path))
     of_texts, of_ids = (
@@ -292,7 +295,10 @@ def test_token_ids_are_the_same_pairs_as_their_texts(folder, tokenizer, tmp_path
     longest = max(len(tokenizer(text).input_ids) for text in PAIRS[0].values())
     with pytest.warns(UserWarning, match="2 rows are left out"):
         short = RewardTrainer(
-            model, RewardConfig(max_length=longest), train_dataset=PAIRS[:3], tokenizer=tokenizer
+            model,
+            RewardConfig(max_length=longest),
+            train_dataset=PAIRS[:3],
+            tokenizer=tokenizer,
         )
     assert len(short.train_rows) == 1
 

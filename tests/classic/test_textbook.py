@@ -25,7 +25,12 @@ def test_the_clip_walk_through(ratio, advantage, gain):
     """Both cases are cut off: the printed number is right, and nothing flows back."""
     logprobs = torch.tensor([[math.log(ratio)]], requires_grad=True)
     loss, _ = ppo_clip_loss(
-        logprobs, torch.zeros(1, 1), torch.tensor([[advantage]]), ONE, clip_range=0.2, denominator=1
+        logprobs,
+        torch.zeros(1, 1),
+        torch.tensor([[advantage]]),
+        ONE,
+        clip_range=0.2,
+        denominator=1,
     )
     loss.backward()
     assert loss.item() == pytest.approx(-gain) and logprobs.grad.item() == 0.0
@@ -46,7 +51,9 @@ def test_the_bandits_first_update_passes_the_clip():
 
 def test_group_advantages_and_a_printed_deviation_that_none_has():
     advantages = group_relative(
-        torch.tensor([0.8, 0.2, 0.9, 0.1]), torch.zeros(4, dtype=torch.long), scale=True
+        torch.tensor([0.8, 0.2, 0.9, 0.1]),
+        torch.zeros(4, dtype=torch.long),
+        scale=True,
     )
     deviation = math.sqrt((0.3**2 + 0.3**2 + 0.4**2 + 0.4**2) / 3)
     expected = torch.tensor([0.3, -0.3, 0.4, -0.4]) / deviation
@@ -96,19 +103,22 @@ def test_decoding_the_first_element_of_a_flat_response_is_one_token(tokenizer):
 
 
 def test_a_pipeline_squashes_a_reward_unless_the_model_says_regression(
-    reward_folder, tokenizer, tmp_path
+    reward_folder,
+    tokenizer,
+    tmp_path,
 ):
     model, text = AutoModelForSequenceClassification.from_pretrained(reward_folder), "some text"
     with torch.no_grad():
         logit = float(model(**tokenizer(text, return_tensors="pt")).logits)
     assert pipeline("text-classification", model=reward_folder)(text)[0]["score"] == pytest.approx(
-        1 / (1 + math.exp(-logit))
+        1 / (1 + math.exp(-logit)),
     )
     model.config.problem_type = "regression"  # as RewardTrainer saves it
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     assert pipeline("text-classification", model=str(tmp_path))(text)[0]["score"] == pytest.approx(
-        logit, abs=1e-5
+        logit,
+        abs=1e-5,
     )
 
 
@@ -160,7 +170,12 @@ def test_a_ratio_to_the_reference_stops_at_the_clip_for_good():
     for anchor in (reference, old):
         logprobs = old.clone().requires_grad_()
         loss, _ = ppo_clip_loss(
-            logprobs, anchor, torch.ones(1, 1), ONE, clip_range=0.2, denominator=1
+            logprobs,
+            anchor,
+            torch.ones(1, 1),
+            ONE,
+            clip_range=0.2,
+            denominator=1,
         )
         loss.backward()
         gradients.append(logprobs.grad.item())

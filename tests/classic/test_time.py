@@ -32,7 +32,10 @@ def supervised(folder, name, **settings):
 
 @pytest.mark.parametrize("name", ["sft", "reward"])
 def test_the_work_stands_before_it_and_its_time_after_two_updates(
-    folder, reward_folder, name, capsys
+    folder,
+    reward_folder,
+    name,
+    capsys,
 ):
     where = folder if name == "sft" else reward_folder
     trainer = supervised(where, name, per_device_train_batch_size=2, num_train_epochs=2)

@@ -46,7 +46,10 @@ def tether(*arguments, cwd, stdin=""):
         with pytest.raises(SystemExit) as left:
             main()
     return subprocess.CompletedProcess(
-        arguments, left.value.code or 0, out.getvalue(), errors.getvalue()
+        arguments,
+        left.value.code or 0,
+        out.getvalue(),
+        errors.getvalue(),
     )
 
 
@@ -78,7 +81,7 @@ def project(tmp_path):
     ]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     (tmp_path / "demos.jsonl").write_text(
-        "".join(json.dumps({"prompt": r["prompt"], "response": r["chosen"]}) + "\n" for r in rows)
+        "".join(json.dumps({"prompt": r["prompt"], "response": r["chosen"]}) + "\n" for r in rows),
     )
     (tmp_path / "prompts.txt").write_text("".join(r["prompt"] + "\n" for r in rows))
     return tmp_path
@@ -133,7 +136,7 @@ def test_a_recipe_runs_through_and_its_result_can_be_talked_to(project):
         )
         assert f'id="stage-{stage}"' in (project / "run" / "report.html").read_text()
     assert "Report: run/report.html" in done.stdout and not list(
-        (project / "run").glob("*/report.html")
+        (project / "run").glob("*/report.html"),
     )
     answers = tether(
         "generate",
@@ -185,7 +188,7 @@ def test_stages_one_by_one_need_their_predecessors(project):
     assert tether("reward", "recipe.toml", cwd=project).returncode == 0
     asked = tether("generate", "run/reward", "-p", "hello", cwd=project)
     assert asked.returncode == 2 and ("run/reward is a reward model, which scores") in " ".join(
-        asked.stderr.split()
+        asked.stderr.split(),
     )
 
 
@@ -340,7 +343,7 @@ def here(project, monkeypatch, capsys):
 def test_what_a_newcomer_types_first_is_understood(project, here, arguments, code, message):
     (project / "direct.toml").write_text(
         'run = "run"\n[model]\nsource = "tiny"\n[direct]\nloss = "ipo"\ndata = { path = '
-        '"pairs.jsonl" }\n'
+        '"pairs.jsonl" }\n',
     )
     found, text = here(*arguments)
     words = " ".join(text.split())
@@ -375,7 +378,10 @@ def test_a_method_is_a_command_and_sets_the_loss(project):
     ],
 )
 def test_data_of_every_stage_is_looked_at_before_the_first_is_trained(
-    project, here, overrides, message
+    project,
+    here,
+    overrides,
+    message,
 ):
     (project / "empty.jsonl").touch()
     code, text = here("run", "recipe.toml", "model.source=nowhere/at-all", *overrides)
@@ -529,7 +535,7 @@ def test_recipes_are_listed_and_printed(here):
         name in text for name in ("hh-helpful", "quickstart", "sums", "tether new")
     )
     assert here("recipes", "smoke")[1].startswith(
-        "# The quickstart's stages on a tiny random model"
+        "# The quickstart's stages on a tiny random model",
     )
 
 
@@ -559,7 +565,11 @@ def test_the_shell_completes_recipes_and_stages(monkeypatch, project):
     }
     program = str(Path(sys.executable).with_name("tether"))
     assert subprocess.run(
-        [program], env=asked, capture_output=True, text=True, check=True
+        [program],
+        env=asked,
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout.split() == ["quickstart"]
 
 
@@ -604,7 +614,7 @@ def test_a_plan_counts_the_whole_run_and_knows_kinds_of_gpu(project, here):
     code, text = here("plan", "recipe.toml", "--gpu", "RTX-4090")
     assert code == 0 and "rtx4090, 24 GB" in text
     assert "a GPU of 16 GB, times as on an h100" in " ".join(
-        here("plan", "recipe.toml", "--gpu-memory", "16")[1].split()
+        here("plan", "recipe.toml", "--gpu-memory", "16")[1].split(),
     )
     code, text = here("plan", "recipe.toml", "--gpu", "gtx")
     assert code == 2 and "no rates are known for --gpu gtx; there are: a10, a100" in text
@@ -640,7 +650,7 @@ def test_the_updates_of_a_run_are_counted_by_hand(project):
     )
     rollout = Plan(gpu(24), 1, [StagePlan(name="pairs", phases=[Phase("rollout", {}, 7.0)])])
     assert [price.seconds for price in costs(recipe, rollout, row_sizes(recipe, ["pairs"]))] == [
-        21.0
+        21.0,
     ]
 
 
@@ -648,7 +658,7 @@ def test_a_folder_with_an_unknown_file_is_inspected_all_the_same(project, here):
     (project / "data").mkdir()
     (project / "data" / "a.jsonl").write_text(
         '{"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": '
-        '"hi"}, {"role": "assistant", "content": "yo"}], "label": true, "extra": 1}\n{bad\n'
+        '"hi"}, {"role": "assistant", "content": "yo"}], "label": true, "extra": 1}\n{bad\n',
     )
     (project / "data" / "b.jsonl").write_text('{"x": 1}\n')
     (project / "data" / "c.jsonl").write_text('{"prompt": "hi"}\n')

@@ -34,7 +34,8 @@ def lines_of(text):
         if re.match(r"\s*(\w+=\S+ +)*tether ", line):
             yield words(line), True
     for line in re.findall(
-        r"`((?:\w+=\S+ +)*tether [^`]+)`", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+        r"`((?:\w+=\S+ +)*tether [^`]+)`",
+        re.sub(r"^```.*?^```", "", text, flags=re.M | re.S),
     ):
         found = words(" ".join(line.split()))
         yield found, bool(re.search(r"^[^-]*[A-Z.=/\d]", " ".join(found).partition(" --")[0]))

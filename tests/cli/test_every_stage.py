@@ -149,7 +149,7 @@ def test_a_packaged_recipe_runs_to_its_end_and_so_do_the_commands_that_it_prints
     if name == "sums":
         pytest.importorskip("reasoning_gym")
     (tmp_path / "mine.toml").write_text(
-        tether("recipes", name, cwd=tmp_path).stdout.replace(GOLD, LETTERS)
+        tether("recipes", name, cwd=tmp_path).stdout.replace(GOLD, LETTERS),
     )
     done = tether("run", "mine.toml", *TINY, *PACKAGED_SHORT[name], cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -99,7 +99,7 @@ def test_reasons_come_before_verdicts_where_they_are_asked_for(project, serve):
             completion("A is kind.")
             if "Do not reply yet" in request["messages"][-1]["content"]
             else fair(request, number)
-        )
+        ),
     )
     result, shown = tether(
         "judge",
@@ -114,7 +114,7 @@ def test_reasons_come_before_verdicts_where_they_are_asked_for(project, serve):
     )
     assert result.exit_code == 0 and "6 of 6 pairs" in shown, result.output
     assert [len(request["messages"]) for request in server.requests].count(3) == 12 and len(
-        server.requests
+        server.requests,
     ) == 24
     assert all(
         request["messages"][1]["content"] == "A is kind."
@@ -125,7 +125,9 @@ def test_reasons_come_before_verdicts_where_they_are_asked_for(project, serve):
 
 
 def test_a_server_judges_within_its_budget_and_a_second_start_asks_the_rest(
-    project, serve, monkeypatch
+    project,
+    serve,
+    monkeypatch,
 ):
     monkeypatch.setenv("MY_KEY", KEY)
     server = serve(fair)
@@ -213,7 +215,13 @@ def test_a_judge_that_prefers_what_people_reject_is_told_from_a_coin(project, se
         return completion("B" if first_is_good else "A")
 
     result, shown = tether(
-        "judge", "m", "more.jsonl", "--url", serve(unfair).url, "--report", "r.json"
+        "judge",
+        "m",
+        "more.jsonl",
+        "--url",
+        serve(unfair).url,
+        "--report",
+        "r.json",
     )
     assert result.exit_code == 0, result.output
     assert (
@@ -298,7 +306,7 @@ def test_a_judge_that_thinks_is_told_to_be_cut_off_and_heard_with_a_greater_leng
     )
     result, shown = tether(*arguments)
     assert result.exit_code == 0 and {request["max_tokens"] for request in server.requests} == {
-        8
+        8,
     }, result.output
     assert "not judged: the reply was cut off while it was thinking" in shown
     assert (
@@ -414,14 +422,16 @@ def test_mistakes_are_told(project, arguments, kind, message):
 
 
 def test_a_server_that_refuses_the_key_is_one_message_and_nothing_is_lost(
-    project, serve, monkeypatch
+    project,
+    serve,
+    monkeypatch,
 ):
     monkeypatch.setenv("MY_KEY", KEY)
     pytest.importorskip("openai", reason="needs the `judge` extra")
     server = serve(
         lambda request, number: (
             fair(request, number) if number < 3 else refusal(401, f"bad key {KEY}")
-        )
+        ),
     )
     result, _ = tether(
         "judge",

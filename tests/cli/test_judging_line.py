@@ -45,7 +45,7 @@ def folder(tmp_path, monkeypatch):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "prompts.txt").write_text("".join(row["prompt"] + "\n" for row in PAIRS))
     (tmp_path / "mine.py").write_text(
-        "def vowels(prompts, responses):\n    return [float(len(r)) for r in responses]\n"
+        "def vowels(prompts, responses):\n    return [float(len(r)) for r in responses]\n",
     )
     return tmp_path
 
@@ -73,7 +73,8 @@ def line_of(output):
 
 
 @pytest.mark.parametrize(
-    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in RECIPES]
+    "name",
+    [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in RECIPES],
 )
 def test_after_a_recipe_the_line_judges(folder, name):
     recipe(folder, RECIPES[name])
@@ -113,13 +114,18 @@ CALLS = {
     "function": lambda: tether.grpo("tiny", "prompts.txt", vowels, run="run", **STEPS),
     "dpo": lambda: tether.dpo("tiny", "pairs.jsonl", epochs=1, run="run"),
     "lambda": lambda: tether.grpo(
-        "tiny", "prompts.txt", lambda prompts, responses: [1.0] * len(responses), run="run", **STEPS
+        "tiny",
+        "prompts.txt",
+        lambda prompts, responses: [1.0] * len(responses),
+        run="run",
+        **STEPS,
     ),
 }
 
 
 @pytest.mark.parametrize(
-    "name", ["function", *(pytest.param(n, marks=pytest.mark.slow) for n in ("dpo", "lambda"))]
+    "name",
+    ["function", *(pytest.param(n, marks=pytest.mark.slow) for n in ("dpo", "lambda"))],
 )
 def test_after_a_call_of_python_the_line_judges(folder, capsys, name):
     CALLS[name]()

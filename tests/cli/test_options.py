@@ -82,7 +82,7 @@ def test_no_command_has_more_than_ten_parameters():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef):
                 counts[f"{path.name}:{node.name}"] = len(
-                    [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                    [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs],
                 )
     assert max(counts.values()) == 10, [name for name, count in counts.items() if count > 10]
 

@@ -26,7 +26,10 @@ class Screen(Console):
     def __init__(self, terminal):
         self.now = 0.0
         super().__init__(
-            file=io.StringIO(), width=100, force_terminal=terminal, get_time=lambda: self.now
+            file=io.StringIO(),
+            width=100,
+            force_terminal=terminal,
+            get_time=lambda: self.now,
         )
 
     @property
@@ -244,7 +247,9 @@ class Notebook(Screen):
 
 @pytest.mark.parametrize("widgets", [True, False])
 def test_a_notebook_has_a_bar_where_ipywidgets_is_there_and_lines_elsewhere(
-    widgets, monkeypatch, recwarn
+    widgets,
+    monkeypatch,
+    recwarn,
 ):
     drawn = []
 
@@ -269,7 +274,9 @@ def test_a_notebook_has_a_bar_where_ipywidgets_is_there_and_lines_elsewhere(
         monkeypatch.setitem(sys.modules, name, module if widgets or name != "ipywidgets" else None)
     screen = Notebook()
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: shown.__spec__ if widgets else None
+        importlib.util,
+        "find_spec",
+        lambda name: shown.__spec__ if widgets else None,
     )
     with bars(screen) as announce:
         bar = announce("grpo")

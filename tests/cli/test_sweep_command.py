@@ -75,7 +75,12 @@ def test_the_command_line_makes_the_jobs_of_the_table(recipes):
     assert jobs(given) == jobs(table) and len(jobs(given)) == 6
     assert sweep_table(given) == sweep_table(table)
     own = tether(
-        "sweep", "plain.toml", "grpo.kl.coefficient=0.01,0.05", "--seeds", "2", "--dry-run"
+        "sweep",
+        "plain.toml",
+        "grpo.kl.coefficient=0.01,0.05",
+        "--seeds",
+        "2",
+        "--dry-run",
     )
     other = tether("run", "swept.toml", "--dry-run")
     assert own[0].exit_code == other[0].exit_code == 0 and own[1] == other[1] and "6 jobs" in own[1]
@@ -153,7 +158,7 @@ def test_an_override_that_the_sweep_replaces_is_refused(recipes, command):
 
 def test_a_key_in_two_forms_of_one_recipe_is_refused(recipes):
     (recipes / "plain.toml").write_text(
-        PLAIN + '[sweep]\n"grpo.steps" = [1, 2]\n[sweep.grpo]\nsteps = [3, 4]\n'
+        PLAIN + '[sweep]\n"grpo.steps" = [1, 2]\n[sweep.grpo]\nsteps = [3, 4]\n',
     )
     with pytest.raises(ConfigError, match=r"sweep has 'grpo\.steps' twice"):
         read_recipe("plain.toml")
@@ -161,7 +166,7 @@ def test_a_key_in_two_forms_of_one_recipe_is_refused(recipes):
 
 def test_a_key_and_a_part_of_it_are_refused(recipes):
     (recipes / "plain.toml").write_text(
-        PLAIN + '[sweep]\n"grpo.kl" = [{mode = "fixed"}]\n"grpo.kl.coefficient" = [0, 1]\n'
+        PLAIN + '[sweep]\n"grpo.kl" = [{mode = "fixed"}]\n"grpo.kl.coefficient" = [0, 1]\n',
     )
     with pytest.raises(ConfigError, match=r"'grpo\.kl' and 'grpo\.kl\.coefficient', which is part"):
         read_recipe("plain.toml")

@@ -45,7 +45,9 @@ def test_errors_and_warnings_do_not_act(capsys):
     log_to_terminal()
     log = logging.getLogger("tether")
     logging.getLogger("tether.data").warning(
-        "column %s, key %s", HOSTILE, "Authorization: Bearer abcdefghijklmnop"
+        "column %s, key %s",
+        HOSTILE,
+        "Authorization: Bearer abcdefghijklmnop",
     )
     for handler in [
         handler for handler in log.handlers if type(handler).__name__ == "_ToStandardError"

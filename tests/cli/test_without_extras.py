@@ -79,7 +79,7 @@ model = { source = "tiny" }
 data = { path = "tether:prompts" }
 judge = "people"
 store = "new.db"
-"""
+""",
     )
     code, text = tether(*words, folder=tmp_path)
     assert (code, "Traceback" in text) == (2, False), text

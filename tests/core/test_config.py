@@ -111,7 +111,8 @@ def test_what_an_older_tether_did_not_know_is_no_difference_at_its_default(tmp_p
 def test_paths_are_compared_as_they_lie_to_the_run(tmp_path):
     old, new = tmp_path / "a" / "ppo", tmp_path / "b" / "ppo"
     RunDirectory.open(old, {"source": f"{tmp_path}/a/sft/model", "more": [f"{tmp_path}/a/x"]}).log(
-        {}, 1
+        {},
+        1,
     )
     (tmp_path / "a").rename(tmp_path / "b")
     RunDirectory.open(new, {"source": f"{tmp_path}/b/sft/model", "more": [f"{tmp_path}/b/x"]})

@@ -95,7 +95,8 @@ def test_an_unfinished_folder_of_a_killed_process_goes_and_one_of_a_living_stays
 
 
 def test_an_unfinished_folder_that_another_process_takes_for_a_left_one_is_made_anew(
-    tmp_path, monkeypatch
+    tmp_path,
+    monkeypatch,
 ):
     opened, taken = os.open, []
 

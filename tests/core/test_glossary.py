@@ -31,7 +31,9 @@ def test_metrics_that_stages_write_have_an_entry():
 def test_titles_of_charts_and_names_of_tiles_have_an_entry():
     charts = tomllib.loads((SOURCE / "report" / "charts.toml").read_text(encoding="utf-8"))
     titles = re.findall(
-        r"^title = \"(.+)\"$", (SOURCE / "report" / "charts.toml").read_text(encoding="utf-8"), re.M
+        r"^title = \"(.+)\"$",
+        (SOURCE / "report" / "charts.toml").read_text(encoding="utf-8"),
+        re.M,
     )
     table = ast.parse((SOURCE / "report" / "tiles.py").read_text(encoding="utf-8"))
     tiles = [

@@ -29,7 +29,8 @@ class Table(Config):
     shape: Annotated[str, Needs("inner.kind = 'b' or 'c'")] = "round"
     quiet: Annotated[bool, Needs("not power", "and power do not go together")] = False
     form: Annotated[
-        Literal["x", "y"], Needs("rounds != 1", "needs {config.rounds} + 1 rounds", "y")
+        Literal["x", "y"],
+        Needs("rounds != 1", "needs {config.rounds} + 1 rounds", "y"),
     ] = "x"
 
 
@@ -98,7 +99,7 @@ def test_the_reference_prints_conditions():
     keys = {key.name: key.description for key in keys_of(recipe_type())}
     assert keys["ppo.lam"].endswith("; needs `critic`")
     assert keys["ppo.kl.mode"].endswith(
-        "; 'adaptive' needs `coefficient > 0`; 'stop' needs `coefficient > 0 or report`"
+        "; 'adaptive' needs `coefficient > 0`; 'stop' needs `coefficient > 0 or report`",
     )
     assert "needs" not in keys["ppo.steps"]
 

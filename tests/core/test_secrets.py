@@ -51,14 +51,14 @@ def test_no_secret_survives_in_a_text(place, secret, before, after):
     text = f"{before} {place.format(secret)} {after}"
     assert secret not in redact(text, {})
     assert secret not in json.dumps(
-        redact_value({"argv": [text], "deep": {"a": [{"b": text}]}}, {})
+        redact_value({"argv": [text], "deep": {"a": [{"b": text}]}}, {}),
     )
 
 
 @given(
     st.text(string.ascii_letters + string.digits + "%!$~+=:/.@-", min_size=6, max_size=24).map(
-        "Zq7".__add__
-    )
+        "Zq7".__add__,
+    ),
 )
 def test_passwords_of_any_letters_leave_the_environment_and_addresses(secret):
     for name, value in (
@@ -72,7 +72,7 @@ def test_passwords_of_any_letters_leave_the_environment_and_addresses(secret):
 
 @given(
     st.sampled_from(
-        ["password", "api_key", "hub_token", "openai-api-key", "db.password", "Secret"]
+        ["password", "api_key", "hub_token", "openai-api-key", "db.password", "Secret"],
     ),
     st.text(min_size=1),
 )
@@ -109,7 +109,7 @@ def test_what_stands_under_a_secret_name_is_hidden_whatever_it_is(name, value):
 )
 def test_what_is_no_secret_stays(value):
     assert redact_value(value, {"SHORT_KEY": "abc", "PATH": "/usr/bin"}) == json.loads(
-        json.dumps(value)
+        json.dumps(value),
     )
 
 
@@ -176,7 +176,8 @@ def test_headers_quoted_values_and_keys_in_blocks_are_hidden(text, secret):
 
 
 @pytest.mark.parametrize(
-    "text", ["a basic question about tokens", "the bearer of news came", "token counts are 5 and 6"]
+    "text",
+    ["a basic question about tokens", "the bearer of news came", "token counts are 5 and 6"],
 )
 def test_prose_stays(text):
     assert redact(text, {}) == text

@@ -49,7 +49,7 @@ def test_inspect_shows_calls(tmp_path):
             {"role": "user", "content": "Rome?"},
             calling("Rome").as_row(),
             {"role": "tool", "content": "sunny"},
-        ]
+        ],
     }
     row["messages"].append({"role": "assistant", "content": "It is sunny."})
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
@@ -73,5 +73,5 @@ def test_the_share_of_pairs_whose_longer_side_is_preferred():
     ]
     longer = longer_chosen(pairs)
     assert (round(longer.value, 6), longer.count) == (round(2 / 3, 6), 3) and longer_chosen(
-        pairs[3:4]
+        pairs[3:4],
     ) is None

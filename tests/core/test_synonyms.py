@@ -87,7 +87,8 @@ def test_a_word_of_another_library_is_answered_with_the_key(key, meant):
 @pytest.mark.parametrize("method", ["dpo", "ipo", "orpo", "simpo"])
 def test_a_section_named_after_a_method_says_which_it_is(method):
     meant = ("DPO is [direct] with loss = 'dpo': write [direct] and in it loss = \"dpo\"").replace(
-        "DPO", method.upper()
+        "DPO",
+        method.upper(),
     )
     meant = f"{meant.replace('dpo', method)}; {method}.beta is direct.beta"
     assert f"unknown key '{method}' ({meant})" in complaint(f"{method}.beta=1")
@@ -215,7 +216,7 @@ def test_values_that_the_advice_names_are_ones():
 
 def test_what_has_no_key_is_told_so_and_nothing_far_off_is_proposed():
     assert "metrics.jsonl" in complaint("ppo.report_to=wandb") and "did you mean" not in complaint(
-        "ppo.report_to=wandb"
+        "ppo.report_to=wandb",
     )
     assert "did you mean 'prompts'?" in complaint("pairs.num_prompts=3")
     assert "did you mean" not in complaint("grpo.use_vllm=true")

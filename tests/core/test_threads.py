@@ -62,7 +62,12 @@ def test_threads_are_those_that_a_group_and_the_fast_cores_allow(machine, files,
     ],
 )
 def test_threads_sleep_where_others_need_the_cores(
-    machine, monkeypatch, cores, running, environment, expected
+    machine,
+    monkeypatch,
+    cores,
+    running,
+    environment,
+    expected,
 ):
     for name in (threads.THREADS, *threads.CHOSEN):
         monkeypatch.setenv(name, "")

@@ -27,7 +27,7 @@ def test_a_step_that_hangs_is_written_down_and_said_once(tmp_path, said):
     stacks = (tmp_path / "run" / "stacks.txt").read_text()
     assert stacks.count("== ") == 2 and "in work" in stacks
     assert len(said) == 1 and said[0].startswith(
-        "a step of PPO has taken 0.1 s so far, in work (test_watchdog.py, line "
+        "a step of PPO has taken 0.1 s so far, in work (test_watchdog.py, line ",
     )
     assert "stacks.txt" in said[0]
 

@@ -27,7 +27,7 @@ def tree(prompt: int, answers: tuple[int, ...]) -> torch.Tensor:
     owner = [0] * prompt + [n for n, length in enumerate(answers, 1) for _ in range(length)]
     size = len(owner)
     return torch.tensor(
-        [[k <= q and owner[k] in (0, owner[q]) for k in range(size)] for q in range(size)]
+        [[k <= q and owner[k] in (0, owner[q]) for k in range(size)] for q in range(size)],
     )[None, None]
 
 
@@ -53,7 +53,13 @@ def test_values_and_gradients(name, with_tiles, heads, kv_heads):
     generator = torch.Generator().manual_seed(1)
     tensors = [
         torch.randn(
-            batch, h, time, 16, generator=generator, dtype=torch.float64, requires_grad=True
+            batch,
+            h,
+            time,
+            16,
+            generator=generator,
+            dtype=torch.float64,
+            requires_grad=True,
         )
         for h in (heads, kv_heads, kv_heads)
     ]
@@ -79,7 +85,13 @@ TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1.2e-2}
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(6, 2, 64), (3, 3, 16), (5, 1, 96)])
 @pytest.mark.parametrize("how", ["kernel", "kernel in pieces", "torch"])
 def test_kernel_and_torch_in_the_types_of_training(
-    monkeypatch, name, dtype, heads, kv_heads, dim, how
+    monkeypatch,
+    name,
+    dtype,
+    heads,
+    kv_heads,
+    dim,
+    how,
 ):
     if how == "torch":
         monkeypatch.setattr(kernels, "library", lambda: None)
@@ -95,13 +107,18 @@ def test_kernel_and_torch_in_the_types_of_training(
     ]
     upstream = torch.randn(batch, time, heads, dim, generator=generator).to(dtype)
     out, _ = grouped_attention(
-        torch.nn.Identity(), *tensors, additive_mask(visible, dtype), scaling=0.12
+        torch.nn.Identity(),
+        *tensors,
+        additive_mask(visible, dtype),
+        scaling=0.12,
     )
     exact = [t.detach().double().requires_grad_(True) for t in tensors]
     expected = plain(*exact, visible, 0.12)
     found = out, *torch.autograd.grad(out, tensors, upstream, retain_graph=True)
     for ours, theirs in zip(
-        found, (expected, *torch.autograd.grad(expected, exact, upstream.double())), strict=True
+        found,
+        (expected, *torch.autograd.grad(expected, exact, upstream.double())),
+        strict=True,
     ):
         assert ours.dtype == dtype
         assert (ours.double() - theirs).norm() <= TOLERANCE[dtype] * theirs.norm()
@@ -123,7 +140,12 @@ def test_what_nobody_sees_learns_exactly_nothing(dtype):
     upstream = torch.randn(1, time, 6, 64, dtype=dtype)
     upstream[:, last] = 0
     out, _ = grouped_attention(
-        torch.nn.Identity(), query, key, value, additive_mask(visible, dtype), scaling=0.125
+        torch.nn.Identity(),
+        query,
+        key,
+        value,
+        additive_mask(visible, dtype),
+        scaling=0.125,
     )
     for gradient in torch.autograd.grad(out, (query, key, value), upstream):
         assert torch.count_nonzero(gradient[:, :, last]) == 0
@@ -135,7 +157,9 @@ def test_what_is_not_a_number_stays_so(place):
     tensors = {name: torch.randn(1, 2, 40, 16) for name in ("query", "key", "value")}
     tensors[place][0, 1, 20, 3] = torch.nan
     out, _ = grouped_attention(
-        torch.nn.Identity(), *tensors.values(), additive_mask(causal(1, 40), torch.float32)
+        torch.nn.Identity(),
+        *tensors.values(),
+        additive_mask(causal(1, 40), torch.float32),
     )
     broken = out.isnan().any(-1)[0, :, 1]  # of the second head, which holds it
     assert bool(broken[20]) and not bool(out[0, :, 0].isnan().any())
@@ -190,7 +214,10 @@ def model_of(seed: int, attention: str, layers: int = 3):
         "vocab_size": 60,
     }
     config = LlamaConfig(
-        **sizes, num_attention_heads=6, num_key_value_heads=2, max_position_embeddings=512
+        **sizes,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
     )
     config._attn_implementation = attention
     model = LlamaForCausalLM(config).eval().requires_grad_(False)
@@ -243,7 +270,8 @@ def test_recomputing_keeps_less_and_learns_the_same(attention):
         model.get_base_model().recompute = recompute
         size = []
         with torch.autograd.graph.saved_tensors_hooks(
-            lambda t, size=size: size.append(t.nbytes) or t, lambda t: t
+            lambda t, size=size: size.append(t.nbytes) or t,
+            lambda t: t,
         ):
             Role(model, "policy").hidden(batch)
         kept.append(sum(size))
@@ -265,6 +293,8 @@ def test_recomputing_runs_under_the_adapter_of_its_own_forward_pass():
     logprobs, _ = policy.logprobs(batch)
     value.hidden(batch)
     for ours, theirs in zip(
-        torch.autograd.grad(logprobs.square().mean(), policy.parameters()), expected, strict=True
+        torch.autograd.grad(logprobs.square().mean(), policy.parameters()),
+        expected,
+        strict=True,
     ):
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)

@@ -63,7 +63,10 @@ def test_loading_a_model_compiles_nothing_and_replaces_nothing():
     """
     lines = "\n".join(line.strip() for line in script.splitlines())
     done = subprocess.run(
-        [sys.executable, "-c", lines], capture_output=True, text=True, check=False
+        [sys.executable, "-c", lines],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.strip() == ""
@@ -77,14 +80,17 @@ def test_the_door_says_what_it_put_in_place_and_rounding_is_all_that_changes(cap
     plain = load_model(TINY)
     assert loaded.cpu_kernels[:2] == ("attention", "decoding") and plain.cpu_kernels == ()
     assert [record.getMessage() for record in caplog.records] == [
-        f"CPU kernels in use: {', '.join(loaded.cpu_kernels)}"
+        f"CPU kernels in use: {', '.join(loaded.cpu_kernels)}",
     ]
     assert loaded.model.config._attn_implementation == GROUPED and classes(loaded.model) == classes(
-        plain.model
+        plain.model,
     )
     ids = torch.arange(60).view(2, 30)
     torch.testing.assert_close(
-        loaded.model(ids).logits, plain.model(ids).logits, rtol=1e-4, atol=1e-4
+        loaded.model(ids).logits,
+        plain.model(ids).logits,
+        rtol=1e-4,
+        atol=1e-4,
     )
     assert loaded.digest == plain.digest
 
@@ -112,7 +118,7 @@ def test_a_recipe_keeps_the_door_shut(tmp_path, monkeypatch):
     )
     assert all(len(rollout.response_ids) for group in groups for rollout in group.rollouts)
     (tmp_path / "rows.jsonl").write_text(
-        '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n'
+        '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n',
     )
     sft = {
         "data": {"path": str(tmp_path / "rows.jsonl")},
@@ -140,7 +146,10 @@ def test_samples_are_the_same_tokens_with_and_without(monkeypatch):
     for on in (True, False):
         loaded = open_model(TINY.model_copy(update={"cpu_kernels": on}))
         groups = local_engine(Role(loaded.model), loaded).generate(
-            prompts, sampling, num_samples=3, seed=5
+            prompts,
+            sampling,
+            num_samples=3,
+            seed=5,
         )
         texts.append([rollout.response_ids for group in groups for rollout in group.rollouts])
     assert texts[0] == texts[1]
@@ -164,7 +173,11 @@ def test_grouped_attention_and_no_kernels_contradict_each_other():
         (transformers.GPT2Config(n_embd=32, n_layer=1, n_head=4, vocab_size=50), "eager"),
         (
             transformers.DeepseekV3Config(
-                **SMALL, first_k_dense_replace=1, q_lora_rank=8, kv_lora_rank=8, qk_rope_head_dim=8
+                **SMALL,
+                first_k_dense_replace=1,
+                q_lora_rank=8,
+                kv_lora_rank=8,
+                qk_rope_head_dim=8,
             ),
             "eager",  # values narrower than keys
         ),
@@ -203,7 +216,9 @@ def trusted(built):
 
 @pytest.mark.parametrize("fault", ["other contents", "others may write"])
 def test_a_library_that_another_could_have_written_is_not_loaded(
-    cached_library, fault, monkeypatch
+    cached_library,
+    fault,
+    monkeypatch,
 ):
     load, built = cached_library
     assert trusted(built)
@@ -217,7 +232,9 @@ def test_a_library_that_another_could_have_written_is_not_loaded(
     seen = []
     check = native.is_trusted
     monkeypatch.setattr(
-        native, "is_trusted", lambda opened, file: seen.append(check(opened, file)) or seen[-1]
+        native,
+        "is_trusted",
+        lambda opened, file: seen.append(check(opened, file)) or seen[-1],
     )
     assert load().seven() == 7
     # the one in the cache is not taken, the one that is built again is
@@ -232,7 +249,8 @@ def test_a_library_or_folder_of_another_owner_is_not_loaded(cached_library, monk
 
 
 def test_a_folder_of_another_owner_is_not_used_whoever_owns_the_library(
-    cached_library, monkeypatch
+    cached_library,
+    monkeypatch,
 ):
     load, built = cached_library
     look = os.fstat
@@ -264,7 +282,8 @@ def test_what_was_checked_is_what_is_loaded(cached_library, tmp_path, monkeypatc
     evil = tmp_path / "evil.c"
     evil.write_text("int seven(void) { return 666; }")
     native.subprocess.run(
-        ["cc", "-shared", "-fPIC", str(evil), "-o", str(tmp_path / "evil.so")], check=True
+        ["cc", "-shared", "-fPIC", str(evil), "-o", str(tmp_path / "evil.so")],
+        check=True,
     )
     check = native.is_trusted
 

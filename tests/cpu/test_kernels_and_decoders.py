@@ -90,7 +90,14 @@ def test_decoding_attention(dtype, kv_heads, group, dim, window, softcap, how):
             new_values[row, :, 0],
         )
     expected = attention_by_hand(
-        query, expected_keys, expected_values, lengths, 0.2, window, softcap, sinks
+        query,
+        expected_keys,
+        expected_values,
+        lengths,
+        0.2,
+        window,
+        softcap,
+        sinks,
     )
     settings = {"scale": 0.2, "window": window, "softcap": softcap}
     if how == "kernel":
@@ -99,17 +106,28 @@ def test_decoding_attention(dtype, kv_heads, group, dim, window, softcap, how):
         out = kernels.decode(query, new_keys, new_values, (keys, values), lengths, **settings)
     else:
         out = attend_to_slots(
-            query, new_keys, new_values, (keys, values), lengths, 30, sinks=sinks, **settings
+            query,
+            new_keys,
+            new_values,
+            (keys, values),
+            lengths,
+            30,
+            sinks=sinks,
+            **settings,
         )
     assert torch.equal(keys, expected_keys) and torch.equal(values, expected_values)
     torch.testing.assert_close(
-        out.double(), expected, atol=2e-6 if dtype == torch.float32 else 2e-2, rtol=1e-2
+        out.double(),
+        expected,
+        atol=2e-6 if dtype == torch.float32 else 2e-2,
+        rtol=1e-2,
     )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("outputs", "inputs"), [(7, 2), (48, 64), (100, 30), (960, 576), (6000, 8)]
+    ("outputs", "inputs"),
+    [(7, 2), (48, 64), (100, 30), (960, 576), (6000, 8)],
 )
 @pytest.mark.parametrize("biased", [True, False])
 def test_products_with_panels(dtype, outputs, inputs, biased):
@@ -124,7 +142,10 @@ def test_products_with_panels(dtype, outputs, inputs, biased):
     expected = states.double() @ weight.double().T + (0 if bias is None else bias.double())
     close = 1e-2 if dtype == torch.bfloat16 else 5e-5  # sums of 576 products, one after another
     torch.testing.assert_close(
-        whole.double(), expected, atol=close * inputs**0.5 / 8, rtol=2**-8 if close > 1e-3 else 1e-6
+        whole.double(),
+        expected,
+        atol=close * inputs**0.5 / 8,
+        rtol=2**-8 if close > 1e-3 else 1e-6,
     )
     for rows in (*range(18), 24):  # to the bit, whatever stands beside a row
         assert torch.equal(panels(states[:rows]), whole[:rows])
@@ -184,7 +205,10 @@ def test_the_sampling_kernel_is_inverse_cdf(dtype, vocab):
     lower = upper - exact.exp().gather(-1, tokens[:, None])[:, 0]
     assert bool(((lower - 1e-5 <= uniforms) & (uniforms <= upper + 1e-5)).all())
     torch.testing.assert_close(
-        logprobs.double(), exact.gather(-1, tokens[:, None])[:, 0], atol=1e-5, rtol=1e-5
+        logprobs.double(),
+        exact.gather(-1, tokens[:, None])[:, 0],
+        atol=1e-5,
+        rtol=1e-5,
     )
 
 
@@ -226,7 +250,10 @@ def test_merged_weights_compute_what_the_role_computes(adapter, decoder):
         ours, _ = weights.prefill(ids, [])
         torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(
-            role.logits(ours, weights.head), role.logits(expected), atol=1e-4, rtol=1e-4
+            role.logits(ours, weights.head),
+            role.logits(expected),
+            atol=1e-4,
+            rtol=1e-4,
         )
     other = Role(role.model, None if adapter else "policy")
     other.activate()
@@ -282,7 +309,7 @@ def test_every_family_decodes_what_transformers_does(family):
                 bos_token_id=1,
                 **sizes,
                 **options,
-            )
+            ),
         ).eval()
         for name, parameter in built.named_parameters():
             if "norm" in name or "bias" in name:
@@ -293,7 +320,12 @@ def test_every_family_decodes_what_transformers_does(family):
     for group in ours.generate(PROMPTS, Sampling(max_new_tokens=24, temperature=0.0)):
         ids = torch.tensor([group.rollouts[0].prompt_ids])
         expected = built.generate(
-            ids, max_new_tokens=24, do_sample=False, eos_token_id=1, pad_token_id=0, use_cache=False
+            ids,
+            max_new_tokens=24,
+            do_sample=False,
+            eos_token_id=1,
+            pad_token_id=0,
+            use_cache=False,
         )
         assert list(group.rollouts[0].response_ids) == expected[0, ids.shape[1] :].tolist()
 
@@ -337,7 +369,9 @@ def test_an_adapter_far_below_the_last_place_of_bfloat16_still_reaches_the_engin
     from peft import inject_adapter_in_model
 
     inject_adapter_in_model(
-        PeftLora(r=8, lora_alpha=8, target_modules=["linear"]), holder, "policy"
+        PeftLora(r=8, lora_alpha=8, target_modules=["linear"]),
+        holder,
+        "policy",
     )
     layer = holder.linear
     with torch.no_grad():
@@ -405,7 +439,8 @@ def test_bfloat16_engine_samples_from_the_role(monkeypatch, how):
 
 def test_what_all_prompts_begin_with_is_computed_once(monkeypatch):
     ours = LocalEngine(
-        Role(tiny_model(0)), ChatEncoder(tiny_tokenizer(), (1,), system_prompt="be kind " * 8)
+        Role(tiny_model(0)),
+        ChatEncoder(tiny_tokenizer(), (1,), system_prompt="be kind " * 8),
     )
     seen, prefill = [], ours.decoder.prefill
 
@@ -478,7 +513,10 @@ except MemoryError as error:
 )
 def test_a_kernel_without_memory_is_an_error_and_no_crash(kernel):
     done = subprocess.run(
-        [sys.executable, "-c", OUT_OF_MEMORY, kernel], capture_output=True, text=True, check=False
+        [sys.executable, "-c", OUT_OF_MEMORY, kernel],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.startswith(f"attention ({kernel}) found no memory to work in")

@@ -33,7 +33,7 @@ def encoder(request):
 
 def counted_text(encoder, encoded):
     return encoder.tokenizer.decode(
-        [i for i, counts in zip(encoded.ids, encoded.trained, strict=True) if counts]
+        [i for i, counts in zip(encoded.ids, encoded.trained, strict=True) if counts],
     )
 
 
@@ -70,10 +70,13 @@ def test_templates_that_end_their_replies_get_no_other_ids(name):
     encoder = ChatEncoder(tiny_tokenizer(), (1,), TEMPLATES[name])
     rows = [{"role": m.role, "content": m.content} for m in TALK[:3]]
     text = encoder.tokenizer.apply_chat_template(
-        rows, chat_template=encoder.template, tokenize=False, add_generation_prompt=True
+        rows,
+        chat_template=encoder.template,
+        tokenize=False,
+        add_generation_prompt=True,
     )
     assert encoder.prompt(TALK[:3]) == tuple(
-        encoder.tokenizer(text, add_special_tokens=False)["input_ids"]
+        encoder.tokenizer(text, add_special_tokens=False)["input_ids"],
     )
 
 
@@ -88,7 +91,9 @@ def test_all_turns_or_the_last(encoder):
 def test_ids_are_those_of_the_rendered_text(encoder):
     rows = [{"role": m.role, "content": m.content} for m in TALK]
     text = encoder.tokenizer.apply_chat_template(
-        rows, chat_template=encoder.template, tokenize=False
+        rows,
+        chat_template=encoder.template,
+        tokenize=False,
     )
     ids = encoder.tokenizer(text, add_special_tokens=False)["input_ids"]
     ours = list(encoder.conversation(TALK).ids)
@@ -178,11 +183,11 @@ def test_a_thought_is_written_as_the_model_would_generate_it():
         apart = encoder.conversation((user("q"), Message("assistant", "42", reasoning="because")))
         assert apart.prompt == encoder.prompt((user("q"),))
         assert text(encoder, apart.ids).endswith(
-            "<|assistant|><think>\nbecause\n</think>\n\n42<|end|>"
+            "<|assistant|><think>\nbecause\n</think>\n\n42<|end|>",
         )
     inline = encoder.conversation((user("q"), assistant("<think>\nbecause\n</think>\n\n42")))
     assert text(encoder, inline.ids).endswith(
-        "<|assistant|><think>\nbecause\n</think>\n\n42<|end|>"
+        "<|assistant|><think>\nbecause\n</think>\n\n42<|end|>",
     )
 
 
@@ -213,7 +218,8 @@ def test_a_template_that_drops_the_thought_of_its_reply_refuses_the_row(message,
 
 
 @pytest.mark.parametrize(
-    "turn", [Message("system", "rules"), user("a question"), assistant("an answer")]
+    "turn",
+    [Message("system", "rules"), user("a question"), assistant("an answer")],
 )
 def test_a_template_that_leaves_out_a_turn_refuses_the_row(turn):
     forgetful = (
@@ -260,10 +266,10 @@ def test_named_templates_are_the_default_and_one_for_tools():
     tokenizer.chat_template = named
     encoder = ChatEncoder(tokenizer, (1,))
     assert encoder.prompt((user("q"),)) == ChatEncoder(tokenizer, (1,), named["default"]).prompt(
-        (user("q"),)
+        (user("q"),),
     )
     assert text(encoder, encoder.prompt((Message("user", "q", tools=tools),))).startswith(
-        '[{"type": "function"'
+        '[{"type": "function"',
     )
     assert ChatEncoder.described(tokenizer, encoder.describe()).templates == named
 
@@ -298,7 +304,7 @@ def test_a_model_without_template_begins_texts_as_its_tokenizer_does(bos):
     begins = tokenizer("x")["input_ids"][0] == 2
     assert begins is bos
     assert (encoder.prompt((user("q"),))[0] == 2) is bos and encoder.prompt((user("q"),)).count(
-        2
+        2,
     ) == bos
     assert encoder.conversation(TALK).ids.count(2) == bos
 
@@ -315,16 +321,19 @@ def sentencepiece_tokenizer():
         for index, token in enumerate(["<unk>", "<s>", "</s>", *letters, "▁T", "he", "▁The"])
     }
     inner = Tokenizer(
-        BPE(vocab=vocabulary, merges=[("▁", "T"), ("h", "e"), ("▁T", "he")], unk_token="<unk>")
+        BPE(vocab=vocabulary, merges=[("▁", "T"), ("h", "e"), ("▁T", "he")], unk_token="<unk>"),
     )
     inner.normalizer = normalizers.Sequence(
-        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")],
     )
     inner.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)],
     )
     return PreTrainedTokenizerFast(
-        tokenizer_object=inner, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+        tokenizer_object=inner,
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
     )
 
 
@@ -336,11 +345,11 @@ def test_a_reply_gets_no_space_that_the_rendered_text_has_not():
     )
     encoder = ChatEncoder(tokenizer, (2,), template)
     assert tokenizer.convert_ids_to_tokens(
-        tokenizer("The", add_special_tokens=False)["input_ids"]
+        tokenizer("The", add_special_tokens=False)["input_ids"],
     ) == ["▁The"]
     encoded = encoder.conversation((user("q"), assistant("The answer")))
     reply = tokenizer.convert_ids_to_tokens(
-        [i for i, counts in zip(encoded.ids, encoded.trained, strict=True) if counts]
+        [i for i, counts in zip(encoded.ids, encoded.trained, strict=True) if counts],
     )
     assert reply[0] != "▁The" and "".join(reply) == "The▁answer</s>"
     assert encoded.ids[: len(encoder.prompt((user("q"),)))] == encoder.prompt((user("q"),))
@@ -364,7 +373,9 @@ def test_public_conversations_are_whole_under_templates_that_rewrite_history(nam
     encoder = ChatEncoder(tiny_tokenizer(), (1,), path.read_text(encoding="utf-8"))
     rows, cut = 0, 0
     with gzip.open(
-        Path(tether_data) / "hh" / "helpful-base.test.jsonl.gz", "rt", encoding="utf-8"
+        Path(tether_data) / "hh" / "helpful-base.test.jsonl.gz",
+        "rt",
+        encoding="utf-8",
     ) as file:
         lines = file.readlines()
     for line in lines:

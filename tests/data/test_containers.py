@@ -109,7 +109,7 @@ def test_splits_and_uneven_columns_in_one_file_are_refused(tmp_path):
 
 def test_what_stands_beside_the_rows_is_named(tmp_path, caplog):
     (tmp_path / "beside.json").write_text(
-        json.dumps({"version": "1.0", "license": "x", "data": ROWS})
+        json.dumps({"version": "1.0", "license": "x", "data": ROWS}),
     )
     with caplog.at_level(logging.WARNING, "tether.data"):
         prompts(tmp_path / "beside.json")
@@ -203,7 +203,7 @@ def test_folders_that_datasets_saved(tmp_path):
     data_set.filter(lambda row: row["prompt"] != "b").save_to_disk(tmp_path / "one", num_shards=2)
     assert prompts(tmp_path / "one") == ["a", "c"]
     (tmp_path / "one/cache-0123.arrow").write_bytes(
-        (tmp_path / "one/data-00000-of-00002.arrow").read_bytes()
+        (tmp_path / "one/data-00000-of-00002.arrow").read_bytes(),
     )
     assert prompts(tmp_path / "one") == ["a", "c"]
     datasets.DatasetDict({"train": data_set, "test": data_set}).save_to_disk(tmp_path / "two")
@@ -293,7 +293,8 @@ def test_splits_without_one_for_training_are_refused(tmp_path):
     ):
         places(folder)
     folder = snapshot(
-        tmp_path / "other", ["train_sft-00000-of-00001.jsonl", "train_gen-00000-of-00001.jsonl"]
+        tmp_path / "other",
+        ["train_sft-00000-of-00001.jsonl", "train_gen-00000-of-00001.jsonl"],
     )
     with pytest.raises(DataError, match=r"several splits: train_gen .*, train_sft"):
         places(folder)
@@ -359,7 +360,7 @@ def test_a_mark_of_byte_order_and_a_table_of_semicolons(tmp_path):
     (tmp_path / "a.csv").write_bytes(b"\xef\xbb\xbfprompt,answer\na,1\n")
     (tmp_path / "b.jsonl").write_bytes(b"\xef\xbb\xbf" + lines(ROWS[:1]).encode())
     (tmp_path / "c.json.gz").write_bytes(
-        gzip.compress(b"\xef\xbb\xbf" + json.dumps({"data": ROWS[:1]}).encode())
+        gzip.compress(b"\xef\xbb\xbf" + json.dumps({"data": ROWS[:1]}).encode()),
     )
     assert prompts([tmp_path / name for name in ("a.csv", "b.jsonl", "c.json.gz")]) == [
         "a",
@@ -380,7 +381,9 @@ NUMPY_TEXT = """[{'content': "it's", 'role': 'user'}\n {'content': 'b "q"\\nnew,
 
 
 @pytest.mark.parametrize(
-    "text", [json.dumps(TALK), PYTHON_TEXT, NUMPY_TEXT], ids=["json", "python", "numpy"]
+    "text",
+    [json.dumps(TALK), PYTHON_TEXT, NUMPY_TEXT],
+    ids=["json", "python", "numpy"],
 )
 def test_messages_as_text_are_messages(tmp_path, text):
     (tmp_path / "a.jsonl").write_text(lines([{"messages": text}]))
@@ -461,7 +464,7 @@ def test_a_text_that_begins_like_messages_and_is_cut_off_is_refused(tmp_path):
     quarantine = Quarantine()
     assert len(list(read(tmp_path / "a.jsonl", Prompt, quarantine=quarantine))) == 1
     assert [bad["reason"].partition(" (")[0] for bad in quarantine.examples] == [
-        "not a list: column messages holds a text that only begins like messages"
+        "not a list: column messages holds a text that only begins like messages",
     ] * 2
     texts = [
         "{'a': 1} What is this?",
@@ -482,7 +485,8 @@ def test_a_configuration_that_is_a_folder_of_the_data_set(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     assert prompts("hub:owner/name/other") == ["other"]
     with pytest.raises(
-        DataError, match="the hub data set owner/name/third, split train cannot be read"
+        DataError,
+        match="the hub data set owner/name/third, split train cannot be read",
     ):
         prompts("hub:owner/name/third")
 

@@ -34,7 +34,8 @@ from tether.data.sources import Quarantine, detect_format, read
 
 DATA = os.environ.get("TETHER_DATA")
 needs_data = pytest.mark.skipif(
-    not DATA, reason=("TETHER_DATA does not name a folder with the published files")
+    not DATA,
+    reason=("TETHER_DATA does not name a folder with the published files"),
 )
 
 
@@ -126,7 +127,10 @@ def test_equal_scores_are_a_tie_and_a_contradiction_is_refused(tmp_path: Path) -
     [pair] = rows_of(tmp_path, [good], Comparison)
     assert (pair.tie, pair.margin, pair.probability) == (True, 0.0, 0.5)
     assert "contradictory margin" in reason_of(
-        tmp_path, {**good, "score_rejected": 4}, Comparison, good
+        tmp_path,
+        {**good, "score_rejected": 4},
+        Comparison,
+        good,
     )
 
 
@@ -155,7 +159,9 @@ def test_equal_scores_are_a_tie_and_a_contradiction_is_refused(tmp_path: Path) -
     ],
 )
 def test_bad_pairs_are_refused_with_a_reason(
-    tmp_path: Path, change: dict[str, Any], reason: str
+    tmp_path: Path,
+    change: dict[str, Any],
+    reason: str,
 ) -> None:
     good = {"prompt": "p", "chosen": "a", "rejected": "b"}
     assert reason_of(tmp_path, {**good, **change}, Comparison, good).startswith(reason)
@@ -288,18 +294,23 @@ def test_published_hh_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    "placeholder", ["", "noinput", "N/A", "None", "<noinput>", "No input.", None]
+    "placeholder",
+    ["", "noinput", "N/A", "None", "<noinput>", "No input.", None],
 )
 def test_alpaca_without_an_input(tmp_path: Path, placeholder: str | None) -> None:
     [demo] = rows_of(
-        tmp_path, [{"instruction": "Say hi.", "input": placeholder, "output": "Hi."}], Demonstration
+        tmp_path,
+        [{"instruction": "Say hi.", "input": placeholder, "output": "Hi."}],
+        Demonstration,
     )
     assert demo.messages == (user("Say hi."), assistant("Hi."))
 
 
 def test_alpaca_with_an_input_and_dolly(tmp_path: Path) -> None:
     [demo] = rows_of(
-        tmp_path, [{"instruction": "Add.", "input": "1, 2", "output": "3"}], Demonstration
+        tmp_path,
+        [{"instruction": "Add.", "input": "1, 2", "output": "3"}],
+        Demonstration,
     )
     assert demo.messages == (user("Add.\n\n1, 2"), assistant("3"))
     row = {"instruction": "Add.", "context": "1, 2", "response": "3", "category": "closed_qa"}
@@ -334,7 +345,7 @@ def test_messages_and_sharegpt(tmp_path: Path) -> None:
             {"role": "system", "content": "s"},
             {"role": "user", "content": parts},
             {"role": "assistant", "content": "b"},
-        ]
+        ],
     }
     sharegpt = {
         "system": "s",
@@ -369,7 +380,10 @@ def test_turns_after_the_last_answer_are_left_out_but_belong_to_the_prompt(tmp_p
 )
 def test_bad_conversations(tmp_path: Path, messages: Any, reason: str) -> None:
     assert reason_of(
-        tmp_path, {"messages": messages}, Demonstration, {"messages": whole("a", "b")}
+        tmp_path,
+        {"messages": messages},
+        Demonstration,
+        {"messages": whole("a", "b")},
     ).startswith(reason)
 
 
@@ -453,7 +467,9 @@ def test_nectar(tmp_path: Path) -> None:
         {"answer": "mid", "rank": 2.0},
     ]
     pairs = rows_of(
-        tmp_path, [{"prompt": "\n\nHuman: Q\n\nAssistant: ", "answers": answers}], Comparison
+        tmp_path,
+        [{"prompt": "\n\nHuman: Q\n\nAssistant: ", "answers": answers}],
+        Comparison,
     )
     assert contents(pairs) == [
         ("best", "worst", False),
@@ -477,7 +493,7 @@ def test_plain_rankings(tmp_path: Path) -> None:
 def test_a_bad_response_costs_only_its_own_pairs(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     path.write_text(
-        json.dumps({"prompt": "Q", "responses": ["a", "", "c"], "scores": [1, 2, 3]}) + "\n"
+        json.dumps({"prompt": "Q", "responses": ["a", "", "c"], "scores": [1, 2, 3]}) + "\n",
     )
     quarantine = Quarantine()
     assert contents(list(read(path, Comparison, quarantine=quarantine))) == [("c", "a", False)]
@@ -485,7 +501,11 @@ def test_a_bad_response_costs_only_its_own_pairs(tmp_path: Path) -> None:
 
 
 def node(
-    role: str, text: str, rank: int | None = None, *replies: Any, **more: Any
+    role: str,
+    text: str,
+    rank: int | None = None,
+    *replies: Any,
+    **more: Any,
 ) -> dict[str, Any]:
     return {"role": role, "text": text, "rank": rank, "replies": list(replies), **more}
 
@@ -584,7 +604,11 @@ def test_published_webgpt() -> None:
     ],
 )
 def test_alpaca_eval_preferences(
-    tmp_path: Path, preference: float, chosen: str, tie: bool, probability: float
+    tmp_path: Path,
+    preference: float,
+    chosen: str,
+    tie: bool,
+    probability: float,
 ) -> None:
     row = {
         "instruction": "Q",
@@ -608,7 +632,7 @@ def test_alpaca_eval_preferences(
 def test_alpaca_eval_without_a_verdict(tmp_path: Path, preference: Any, reason: str) -> None:
     good = {"instruction": "Q", "output_1": "a", "output_2": "b", "preference": 1}
     assert reason_of(tmp_path, {**good, "preference": preference}, Comparison, good).startswith(
-        reason
+        reason,
     )
 
 
@@ -644,7 +668,11 @@ def test_llmbar(tmp_path: Path) -> None:
     ],
 )
 def test_pandalm_majorities(
-    tmp_path: Path, votes: tuple[int, ...], chosen: str, tie: bool, probability: float
+    tmp_path: Path,
+    votes: tuple[int, ...],
+    chosen: str,
+    tie: bool,
+    probability: float,
 ) -> None:
     row = {"instruction": "Q", "input": "i", "response1": "a", "response2": "b", "cmp_key": "m1_m2"}
     row |= {f"annotator{i}": vote for i, vote in enumerate(votes, 1)}
@@ -736,7 +764,10 @@ def test_prmbench(tmp_path: Path) -> None:
     assert labelled.metadata == {"idx": "p1", "classification": "circular", "question": "old"}
     for wrong in (0, 4):
         assert "error step out of range" in reason_of(
-            tmp_path, {**row, "error_steps": [wrong]}, StepLabels, row
+            tmp_path,
+            {**row, "error_steps": [wrong]},
+            StepLabels,
+            row,
         )
 
 
@@ -804,7 +835,7 @@ def test_problems(tmp_path: Path) -> None:
                     r"\boxed{3}"
                 ),
                 "level": "Level 5",
-            }
+            },
         ],
         Problem,
     )
@@ -849,7 +880,9 @@ def test_plain_prompts(tmp_path: Path, column: str) -> None:
 
 def test_prompts_of_benchmarks(tmp_path: Path) -> None:
     [bench] = rows_of(
-        tmp_path, [{"question_id": 81, "category": "w", "turns": ["one", "two"]}], Prompt
+        tmp_path,
+        [{"question_id": 81, "category": "w", "turns": ["one", "two"]}],
+        Prompt,
     )
     assert (bench.text, bench.id, bench.metadata) == (
         "one",
@@ -872,7 +905,8 @@ def test_prompts_of_benchmarks(tmp_path: Path) -> None:
 def test_published_truthful_answers() -> None:
     feedback, _ = loaded("instructgpt/truthful_qa_samples.csv", Feedback)
     with (Path(DATA or "") / "instructgpt/truthful_qa_samples.csv").open(
-        newline="", encoding="utf-8"
+        newline="",
+        encoding="utf-8",
     ) as stream:
         raw = list(csv.DictReader(stream))
     expected = [float(row["true"]) >= 0.5 and float(row["info"]) >= 0.5 for row in raw]
@@ -967,7 +1001,7 @@ def test_every_published_file_loads(name: str) -> None:
         groups = defaultdict(set)
         for pair in records:
             groups[pair.group].add(
-                tuple(" ".join(turn.content.lower().split()) for turn in pair.prompt)
+                tuple(" ".join(turn.content.lower().split()) for turn in pair.prompt),
             )
         assert all(len(prompts) == 1 for prompts in groups.values())
     prompts = list(itertools.islice(read(Path(DATA or "") / name, Prompt), 5))

@@ -80,7 +80,8 @@ class Marks:
 
     def on(self, words: str) -> str:
         return self.known.setdefault(
-            words, _SENTENCE.sub(f" mark{len(self.known):04}z", words, count=1)
+            words,
+            _SENTENCE.sub(f" mark{len(self.known):04}z", words, count=1),
         )
 
     def all_over(self, value: Any) -> Any:
@@ -149,7 +150,7 @@ def strange(draw: random.Random, marks: Marks) -> Any:
             "good",
             [1, 2],
             json.dumps([turn]),
-        ]
+        ],
     )
 
 
@@ -170,7 +171,7 @@ def told(records: list[Any]) -> str:
     """All that records hold."""
     values = [getattr(record, field.name) for record in records for field in fields(record)]
     return "\n".join(
-        inside([dict(value) if hasattr(value, "items") else value for value in values])
+        inside([dict(value) if hasattr(value, "items") else value for value in values]),
     )
 
 
@@ -270,7 +271,8 @@ def test_no_column_of_two_thousand_rows_is_lost_in_silence(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("count", "seed"), [(600, 9), pytest.param(30_000, 10, marks=pytest.mark.slow)]
+    ("count", "seed"),
+    [(600, 9), pytest.param(30_000, 10, marks=pytest.mark.slow)],
 )
 def test_every_format_takes_every_row(tmp_path: Path, count: int, seed: int) -> None:
     """A format that is named, and columns that are named, give records or a `DataError`."""
@@ -289,5 +291,5 @@ def test_every_format_takes_every_row(tmp_path: Path, count: int, seed: int) -> 
                     format=draw.choice(sorted(NAMES)),
                     columns=columns,
                     quarantine=Quarantine(),
-                )
+                ),
             )

@@ -33,7 +33,8 @@ from tether.stats import wilson_interval
 
 DATA = os.environ.get("TETHER_DATA")
 needs_data = pytest.mark.skipif(
-    not DATA, reason=("TETHER_DATA does not name a folder with the published files")
+    not DATA,
+    reason=("TETHER_DATA does not name a folder with the published files"),
 )
 
 
@@ -71,7 +72,7 @@ def test_pairs_by_hand(tmp_path: Path) -> None:
 def test_a_folder_is_called_by_all_its_formats(tmp_path: Path) -> None:
     hh = {"chosen": "\n\nHuman: a\n\nAssistant: b", "rejected": "\n\nHuman: a\n\nAssistant: c"}
     (tmp_path / "a.jsonl").write_text(
-        json.dumps({"prompt": "p", "chosen": "a", "rejected": "b"}) + "\n"
+        json.dumps({"prompt": "p", "chosen": "a", "rejected": "b"}) + "\n",
     )
     (tmp_path / "b.jsonl").write_text(json.dumps(hh) + "\n")
     seen = inspect_data(tmp_path)
@@ -144,7 +145,8 @@ def test_published_agreement_and_length_bias() -> None:
         if sides[0] != sides[1]:
             sign = 1 if sides == tuple(sorted(sides)) else -1
             votes[(row["prompt"], *sorted(sides))].setdefault(
-                row["evaluator"], sign * verdict[row["preference"][0]]
+                row["evaluator"],
+                sign * verdict[row["preference"][0]],
             )
     both = [a == b for cast in votes.values() for a, b in itertools.combinations(cast.values(), 2)]
     seen = inspect_data(root / "open-instruct/human-eval.jsonl.gz").agreement
@@ -177,7 +179,11 @@ def test_published_agreement_and_length_bias() -> None:
     ],
 )
 def test_every_kind(
-    tmp_path: Path, row: Any, kind: type, names: set[str], labels: dict[str, int]
+    tmp_path: Path,
+    row: Any,
+    kind: type,
+    names: set[str],
+    labels: dict[str, int],
 ) -> None:
     seen = inspect_data(write(tmp_path, [row]))
     assert (seen.kind, set(seen.lengths), dict(seen.labels)) == (kind, names, labels)

@@ -20,7 +20,7 @@ TWO = {"prompt": "Q", "response_a": "one", "response_b": "two"}
 ONE = {"prompt": "Q", "completion": "C"}
 MODELS = {**TWO, "model_a": "llama", "model_b": "mistral"}
 BATTLE = {
-    "conversation_a": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "one"}]
+    "conversation_a": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "one"}],
 }
 BATTLE["conversation_b"] = [*BATTLE["conversation_a"][:1], {"role": "assistant", "content": "two"}]
 
@@ -67,10 +67,17 @@ def test_words_that_name_the_better_answer(tmp_path: Path, verdict: str, expecte
     ],
 )
 def test_names_of_two_answers(
-    tmp_path: Path, first: str, second: str, column: str, verdict: str, expected: str
+    tmp_path: Path,
+    first: str,
+    second: str,
+    column: str,
+    verdict: str,
+    expected: str,
 ) -> None:
     [pair] = rows_of(
-        tmp_path, [{"prompt": "Q", first: "one", second: "two", column: verdict}], Comparison
+        tmp_path,
+        [{"prompt": "Q", first: "one", second: "two", column: verdict}],
+        Comparison,
     )
     assert (pair.prompt, better(pair)) == ((user("Q"),), expected)
 
@@ -129,7 +136,11 @@ def test_a_word_that_names_no_answer_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_that_counts_its_answers_otherwise_is_refused(
-    tmp_path: Path, row: dict[str, Any], column: str, values: list[int], part: str
+    tmp_path: Path,
+    row: dict[str, Any],
+    column: str,
+    values: list[int],
+    part: str,
 ) -> None:
     message = refusal(tmp_path, [{**row, column: value} for value in values], Comparison)
     assert part in message and "chosen and rejected" in message
@@ -156,7 +167,8 @@ def test_words_that_judge_one_answer(tmp_path: Path, verdict: str, desirable: bo
 
 
 @pytest.mark.parametrize(
-    "column", ["kto_tag", "feedback", "accepted", "thumbs_up", "is_safe", "liked", "desirable"]
+    "column",
+    ["kto_tag", "feedback", "accepted", "thumbs_up", "is_safe", "liked", "desirable"],
 )
 def test_names_of_a_verdict_on_one_answer(tmp_path: Path, column: str) -> None:
     rows = [
@@ -178,10 +190,14 @@ def test_a_scale_never_becomes_a_verdict(tmp_path: Path) -> None:
         assert "scale" in message or "neither true nor false" in message
     for name in ("rating", "score", "helpfulness", "stars"):
         assert f"Column {name} is a scale and no verdict" in refusal(
-            tmp_path, [{**ONE, name: 1}], Feedback
+            tmp_path,
+            [{**ONE, name: 1}],
+            Feedback,
         )
         assert f"Column {name} judges a single response" in refusal(
-            tmp_path, [{**ONE, name: 1}], Comparison
+            tmp_path,
+            [{**ONE, name: 1}],
+            Comparison,
         )
 
 
@@ -245,7 +261,10 @@ def test_the_safer_response_by_name(tmp_path: Path) -> None:
     [pair] = rows_of(tmp_path, [row], Comparison)
     assert (better(pair), pair.metadata["safer_response_id"]) == ("helpful", 1)
     [pair] = rows_of(
-        tmp_path, [row], Comparison, columns={"better_response_id": "safer_response_id"}
+        tmp_path,
+        [row],
+        Comparison,
+        columns={"better_response_id": "safer_response_id"},
     )
     assert (better(pair), pair.metadata["better_response_id (of the file)"]) == ("safe", 0)
     assert "safer_response_id" in inspect_data(tmp_path / "rows.jsonl").quarantine.unused
@@ -263,7 +282,9 @@ def test_turns_after_the_judged_one_are_left_out_and_kept(tmp_path: Path) -> Non
         "conversation_b": BATTLE["conversation_b"] + more,
     }
     [pair] = rows_of(
-        tmp_path, [{**row, "winner": "model_a", "turn": 1, "judge": "expert_1"}], Comparison
+        tmp_path,
+        [{**row, "winner": "model_a", "turn": 1, "judge": "expert_1"}],
+        Comparison,
     )
     assert (len(pair.prompt), len(pair.chosen), pair.metadata["later_turns"]) == (
         1,
@@ -291,7 +312,10 @@ def test_turns_after_the_judged_one_are_left_out_and_kept(tmp_path: Path) -> Non
     ],
 )
 def test_a_refusal_names_the_way_out(
-    tmp_path: Path, row: dict[str, Any], kind: type, part: str
+    tmp_path: Path,
+    row: dict[str, Any],
+    kind: type,
+    part: str,
 ) -> None:
     assert part in refusal(tmp_path, [row], kind)
 

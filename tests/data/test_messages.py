@@ -205,9 +205,9 @@ SCHEMA = {
         [
             {
                 "functionDeclarations": [
-                    {"name": "f", "description": "d", "parameters": {"type": "object"}}
-                ]
-            }
+                    {"name": "f", "description": "d", "parameters": {"type": "object"}},
+                ],
+            },
         ],
     ],
 )
@@ -230,10 +230,15 @@ RECORDS = (
 
 @pytest.mark.parametrize("column", ["tools", "functions"])
 @pytest.mark.parametrize(
-    ("kind", "row"), RECORDS, ids=lambda value: getattr(value, "__name__", "row")
+    ("kind", "row"),
+    RECORDS,
+    ids=lambda value: getattr(value, "__name__", "row"),
 )
 def test_schemas_of_every_kind_of_row_are_on_its_first_turn(
-    tmp_path: Path, kind: type, row: Any, column: str
+    tmp_path: Path,
+    kind: type,
+    row: Any,
+    column: str,
 ) -> None:
     record, quarantine = one(tmp_path, {**row, column: [SCHEMA]}, kind)
     first, *more = record.messages if kind in (Prompt, Demonstration) else record.prompt
@@ -291,10 +296,17 @@ BESIDE = (
     [("prompt", "input"), ("question", "context"), ("prompt", "context"), ("question", "input")],
 )
 @pytest.mark.parametrize(
-    ("kind", "row"), BESIDE, ids=lambda value: getattr(value, "__name__", "row")
+    ("kind", "row"),
+    BESIDE,
+    ids=lambda value: getattr(value, "__name__", "row"),
 )
 def test_columns_that_belong_to_the_prompt(
-    tmp_path: Path, kind: type, row: Any, question: str, more: str, system: str
+    tmp_path: Path,
+    kind: type,
+    row: Any,
+    question: str,
+    more: str,
+    system: str,
 ) -> None:
     whole = {
         question: "Translate to French.",
@@ -338,5 +350,5 @@ def test_parts_of_a_prompt_that_are_no_text_are_refused(tmp_path: Path) -> None:
         "not a text: column context holds an object"
     )
     assert refusal(tmp_path, {"question": "q", "history": [["a"]]}, Prompt).startswith(
-        "unreadable history"
+        "unreadable history",
     )

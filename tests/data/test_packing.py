@@ -44,7 +44,10 @@ def test_pack_is_good_where_the_best_is_known():
     st.booleans(),
 )
 def test_micro_batches_stay_within_the_budget_as_the_batch_that_is_made_of_them(
-    shapes, common, budget, shared
+    shapes,
+    common,
+    budget,
+    shared,
 ):
     """Also where prompts that begin alike stand in one document, which is wider than each of
     them.
@@ -58,14 +61,16 @@ def test_micro_batches_stay_within_the_budget_as_the_batch_that_is_made_of_them(
                 tuple(
                     Encoded((*first, *((a + 50,) * answers[a])), told)
                     for a, told in enumerate(counted)
-                )
-            )
+                ),
+            ),
         )
     cuts = cut_rankings(rankings, budget, document_tokens=limit)
     assert sorted(map(id, rankings)) == sorted(id(ranking) for cut in cuts for ranking in cut)
     for cut in cuts:
         made = make_batch(
-            [s for ranking in cut for s in ranking.sequences], 0, document_tokens=limit
+            [s for ranking in cut for s in ranking.sequences],
+            0,
+            document_tokens=limit,
         )
         assert len(cut) == 1 or made.ids.numel() <= budget
     sequences = [s for ranking in rankings for s in ranking.sequences]

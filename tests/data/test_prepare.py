@@ -42,7 +42,11 @@ def test_each_distinct_response_stands_once_and_every_row_finds_its_own():
 def test_prompts_are_held_out_whole_and_their_ties_are_counted():
     rows = [
         Comparison(
-            (user(f"q{n % 40}"),), (assistant("a"),), (assistant("b"),), id=str(n), tie=n >= 80
+            (user(f"q{n % 40}"),),
+            (assistant("a"),),
+            (assistant("b"),),
+            id=str(n),
+            tie=n >= 80,
         )
         for n in range(120)
     ]

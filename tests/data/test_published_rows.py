@@ -97,7 +97,7 @@ DEMONSTRATIONS: dict[str, tuple[Any, Any]] = {
                 {"from": "system", "value": "s", "weight": None},
                 {"from": "human", "value": "q", "weight": 0},
                 {"from": "gpt", "value": "a", "weight": 1},
-            ]
+            ],
         },
         (S, *QA),
     ),
@@ -127,7 +127,7 @@ DEMONSTRATIONS: dict[str, tuple[Any, Any]] = {
                 {"from": "function_call", "value": '{"name": "f", "arguments": {"x": 1}}'},
                 {"from": "observation", "value": "t"},
                 {"from": "gpt", "value": "a"},
-            ]
+            ],
         },
         (user("q"), Message("assistant", "", (CALL,)), Message("tool", "t"), assistant("a")),
     ),
@@ -164,7 +164,7 @@ DEMONSTRATIONS: dict[str, tuple[Any, Any]] = {
                 {"role": "System", "content": "s"},
                 {"role": "User", "content": "q"},
                 {"role": "Chatbot", "content": "a"},
-            ]
+            ],
         },
         (S, *QA),
     ),
@@ -188,7 +188,7 @@ DEMONSTRATIONS: dict[str, tuple[Any, Any]] = {
                 {**A('{"x": 1}'), "channel": "commentary", "recipient": "functions.f"},
                 {"role": "tool", "name": "f", "content": "t"},
                 {**A("a"), "channel": "final"},
-            ]
+            ],
         },
         (
             user("q"),
@@ -291,7 +291,7 @@ DEMONSTRATIONS: dict[str, tuple[Any, Any]] = {
     "Guanaco": ({"text": "### Human: q### Assistant: a### Human: r### Assistant: b"}, QARB),
     "ChatML": (
         {
-            "text": "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\na<|im_end|>\n"
+            "text": "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\na<|im_end|>\n",
         },
         (S, *QA),
     ),
@@ -757,7 +757,9 @@ MARKED = [
 
 @pytest.mark.parametrize(("row", "is_bad"), MARKED)
 def test_replies_that_are_marked_as_bad_are_no_demonstrations(
-    tmp_path: Path, row: Any, is_bad: bool
+    tmp_path: Path,
+    row: Any,
+    is_bad: bool,
 ) -> None:
     good, quarantine = (
         {name: value for name, value in row.items() if not isinstance(value, bool)},
@@ -767,7 +769,7 @@ def test_replies_that_are_marked_as_bad_are_no_demonstrations(
         if name in row:
             good.pop(name, None)
     records = list(
-        read(write(tmp_path, good, row), Demonstration, quarantine=quarantine, strict=True)
+        read(write(tmp_path, good, row), Demonstration, quarantine=quarantine, strict=True),
     )
     assert [len(records), quarantine.count] == ([1, 1] if is_bad else [2, 0])
     named = {"score", "rating", "correct"} & row.keys()
@@ -775,7 +777,11 @@ def test_replies_that_are_marked_as_bad_are_no_demonstrations(
 
 
 def tree_row(
-    message: str, parent: str | None, words: str, rank: int | None = None, tree: str = "t"
+    message: str,
+    parent: str | None,
+    words: str,
+    rank: int | None = None,
+    tree: str = "t",
 ) -> dict[str, Any]:
     role = "prompter" if parent is None or parent.startswith("a") else "assistant"
     return {

@@ -60,12 +60,17 @@ def encoder(template=None, rendered="auto"):
 def text_of(chat, messages):
     rows = [{"role": m.role, "content": m.content} for m in messages]
     return chat.tokenizer.apply_chat_template(
-        rows, chat_template=chat.template, tokenize=False, add_generation_prompt=True
+        rows,
+        chat_template=chat.template,
+        tokenize=False,
+        add_generation_prompt=True,
     )
 
 
 @pytest.mark.parametrize(
-    "template", [None, OWN, PLAIN_TEMPLATE], ids=["tiny", "own marks", "plain"]
+    "template",
+    [None, OWN, PLAIN_TEMPLATE],
+    ids=["tiny", "own marks", "plain"],
 )
 @pytest.mark.parametrize("talk", TALKS, ids=["one turn", "system", "three turns"])
 def test_a_prompt_that_the_template_rendered_is_the_prompt_itself(template, talk):
@@ -105,7 +110,7 @@ def test_a_reply_that_repeats_its_whole_conversation_loses_the_repetition():
     chat = encoder()
     whole = "<|user|>Hi<|end|><|assistant|>Yes<|end|>"
     assert chat.conversation((user("Hi"), assistant(whole))) == chat.conversation(
-        (user("Hi"), assistant("Yes"))
+        (user("Hi"), assistant("Yes")),
     )
     with pytest.raises(DataError, match="does not begin with its prompt"):
         chat.conversation((user("Another question"), assistant(whole)))
@@ -116,7 +121,7 @@ def test_a_repeated_conversation_keeps_its_system_prompt_and_the_flags_of_the_re
     whole = "<|system|>Be brief<|end|><|user|>Hi<|end|><|assistant|>Yes<|end|>"
     talk = (Message("system", "Be brief"), user("Hi"))
     assert chat.conversation((*talk, assistant(whole))) == chat.conversation(
-        (*talk, assistant("Yes"))
+        (*talk, assistant("Yes")),
     )
     # the prompt knows no such system turn
     with pytest.raises(DataError, match="does not begin with its prompt"):

@@ -131,12 +131,12 @@ def test_folder_reads_known_files_in_sorted_order(tmp_path: Path) -> None:
 def test_csv_cells_may_hold_json_messages_and_lists(tmp_path: Path) -> None:
     messages = json.dumps([{"role": "user", "content": "Q"}])
     (tmp_path / "a.csv").write_bytes(
-        table([{"prompt": messages, "chosen": "x", "rejected": '[{"a": 1}]'}], ",")
+        table([{"prompt": messages, "chosen": "x", "rejected": '[{"a": 1}]'}], ","),
     )
     [pair] = read(tmp_path / "a.csv", Comparison)
     assert (pair.prompt, pair.rejected) == ((user("Q"),), (assistant('[{"a": 1}]'),))
     (tmp_path / "b.csv").write_bytes(
-        table([{"prompt": "Q", "steps": '["a", "b"]', "labels": "[true, null]"}], ",")
+        table([{"prompt": "Q", "steps": '["a", "b"]', "labels": "[true, null]"}], ","),
     )
     [steps] = read(tmp_path / "b.csv", StepLabels)
     assert (steps.steps, steps.labels) == (("a", "b"), (True, None))
@@ -144,7 +144,7 @@ def test_csv_cells_may_hold_json_messages_and_lists(tmp_path: Path) -> None:
 
 def test_csv_line_numbers_are_those_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(
-        b'prompt,chosen,rejected\n"two\nlines",x,y\np,x\nq,\xff,y\nr,x,y\n'
+        b'prompt,chosen,rejected\n"two\nlines",x,y\np,x\nq,\xff,y\nr,x,y\n',
     )
     quarantine = Quarantine()
     pairs = list(read(tmp_path / "a.csv", Comparison, quarantine=quarantine))
@@ -157,7 +157,7 @@ def test_csv_line_numbers_are_those_of_the_file(tmp_path: Path) -> None:
 
 def test_csv_cells_may_be_long(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(
-        table([{"prompt": "p", "chosen": "x" * 500_000, "rejected": "y"}], ",")
+        table([{"prompt": "p", "chosen": "x" * 500_000, "rejected": "y"}], ","),
     )
     assert len(next(read(tmp_path / "a.csv", Comparison)).chosen[0].content) == 500_000
 
@@ -209,7 +209,8 @@ def test_strict_stops_at_the_first_bad_row(tmp_path: Path) -> None:
 
 
 def test_without_a_quarantine_the_log_warns(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     (tmp_path / "m.jsonl").write_bytes(MIXED)
     with caplog.at_level(logging.WARNING, "tether.data"):
@@ -220,7 +221,7 @@ def test_without_a_quarantine_the_log_warns(
 def test_bad_elements_of_an_array(tmp_path: Path) -> None:
     rows = [PAIRS[0], 7, {**PAIRS[1], "chosen": None}, PAIRS[2]]
     (tmp_path / "a.json").write_bytes(
-        json.dumps(rows).encode().replace(b"question 2", b"question \xe9")
+        json.dumps(rows).encode().replace(b"question 2", b"question \xe9"),
     )
     quarantine = Quarantine()
     pairs = list(read(tmp_path / "a.json", Comparison, quarantine=quarantine))
@@ -281,8 +282,8 @@ def test_every_row_bad(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(
         lines(
             [{"prompt": "p", "chosen": "a", "rejected": "a"}] * 3
-            + [{"prompt": "", "chosen": "a", "rejected": "b"}]
-        )
+            + [{"prompt": "", "chosen": "a", "rejected": "b"}],
+        ),
     )
     with pytest.raises(
         DataError,
@@ -335,7 +336,7 @@ def test_detection_survives_bad_first_rows(tmp_path: Path) -> None:
 
 def test_the_asked_kind_decides_between_formats(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(
-        lines([{"prompt": "p", "response": "long r", "answer": "r"}])
+        lines([{"prompt": "p", "response": "long r", "answer": "r"}]),
     )
     assert next(read(tmp_path / "a.jsonl", Problem)).answer == "r"
     assert next(read(tmp_path / "a.jsonl", Demonstration)).messages[-1].content == "long r"
@@ -399,7 +400,9 @@ def fake_hub(monkeypatch: pytest.MonkeyPatch, load: Any) -> None:
     ],
 )
 def test_hub_addresses(
-    monkeypatch: pytest.MonkeyPatch, source: str, expected: tuple[Any, ...]
+    monkeypatch: pytest.MonkeyPatch,
+    source: str,
+    expected: tuple[Any, ...],
 ) -> None:
     calls = []
 
@@ -465,7 +468,7 @@ def test_group_of_folds_case_and_space_and_prefers_the_explicit_one() -> None:
                 ends=(0,),
                 labels=(True,),
                 targets=(1.0,),
-            )
+            ),
         )
         == "mine"
     )
@@ -533,7 +536,8 @@ def test_elements_of_every_kind(tmp_path: Path) -> None:
     ]
     (tmp_path / "a.json").write_text(json.dumps(rows) + " \n")
     (tmp_path / "b.json").write_text(
-        json.dumps(rows, ensure_ascii=False, indent=3), encoding="utf-8"
+        json.dumps(rows, ensure_ascii=False, indent=3),
+        encoding="utf-8",
     )
     (tmp_path / "c.json").write_text("\n".join(json.dumps(row, indent=1) for row in rows))
     for name in "abc":
@@ -555,13 +559,17 @@ def test_reading_loads_no_heavy_module(module: str, light: tuple[str, ...]) -> N
         f"import sys, tether.data.{module}; print([m for m in {sorted(heavy)} if m in sys.modules])"
     )
     result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert result.stdout.strip() == "[]"
 
 
 def test_columns_that_look_like_answers_are_said_once_where_only_prompts_are_read(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     good, plain = tmp_path / "pairs.jsonl", tmp_path / "plain.jsonl"
     good.write_bytes(lines([{"question": "2 + 2?", "good": "4", "bad": "5", "topic": "sums"}]))
@@ -570,7 +578,7 @@ def test_columns_that_look_like_answers_are_said_once_where_only_prompts_are_rea
         assert [len(list(read(path, Prompt))) for path in (good, plain)] == [1, 1]
     (message,) = [record.getMessage() for record in caplog.records]
     assert message.startswith(
-        f"{good} is read as prompts alone; good, bad look like answers and are not used"
+        f"{good} is read as prompts alone; good, bad look like answers and are not used",
     )
 
 
@@ -580,10 +588,10 @@ def test_columns_of_ones_own_get_a_format_s_names(tmp_path):
     """
     rows = [{"question": f"q{i}", "good": "yes", "bad": "no", "source": "mine"} for i in range(3)]
     (tmp_path / "own.jsonl").write_text(
-        "".join(json.dumps(row) + "\n" for row in [*rows, {"question": "q", "good": "y"}])
+        "".join(json.dumps(row) + "\n" for row in [*rows, {"question": "q", "good": "y"}]),
     )
     (tmp_path / "own.csv").write_text(
-        "question,good,bad,source\n" + "".join(f"q{i},yes,no,mine\n" for i in range(3))
+        "question,good,bad,source\n" + "".join(f"q{i},yes,no,mine\n" for i in range(3)),
     )
     named = {"prompt": "question", "chosen": "good", "rejected": "bad"}
     for name in ("own.jsonl", "own.csv"):
@@ -631,7 +639,9 @@ def test_a_name_with_dots_leads_into_objects_and_lists(tmp_path, own, text):
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps(NESTED) + "\n")
     (pair,) = read(
-        path, Comparison, columns={"prompt": "input.messages", "chosen": own, "rejected": "rest"}
+        path,
+        Comparison,
+        columns={"prompt": "input.messages", "chosen": own, "rejected": "rest"},
     )
     assert pair.prompt == (user("Which?"),) and pair.chosen == (assistant(text),)
     assert own not in pair.metadata and "input" not in pair.metadata
@@ -734,7 +744,9 @@ def tabled(path, rows):
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "index.arrow"])
 def test_a_small_table_of_many_large_texts_is_an_error_before_it_fills_memory(
-    tmp_path, monkeypatch, name
+    tmp_path,
+    monkeypatch,
+    name,
 ):
     monkeypatch.setattr(growth, "FREE_BYTES", 1 << 24)
     text = "a" * (1 << 22)

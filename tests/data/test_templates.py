@@ -24,7 +24,7 @@ FOLDERS = [
     *filter(None, os.environ.get("TETHER_TEMPLATES", "").split(os.pathsep)),
 ]
 SPECIAL = re.compile(
-    r"<[|｜][^<>\s'\"]{1,40}[|｜]>|</?s>|<(?:eos|bos|end_of_turn|start_of_turn|turn\||\|turn)>|\[/?[A-Z_]{3,20}\]"
+    r"<[|｜][^<>\s'\"]{1,40}[|｜]>|</?s>|<(?:eos|bos|end_of_turn|start_of_turn|turn\||\|turn)>|\[/?[A-Z_]{3,20}\]",
 )
 WORDS = [
     "alpha",
@@ -162,7 +162,7 @@ def check(name, messages):
             position = text.index(content_of(message), position) + len(content_of(message))
     if last.ids[: len(prompt)] != prompt:
         assert waiting.endswith("<think>\n") and text.startswith(
-            waiting.removesuffix("<think>\n")
+            waiting.removesuffix("<think>\n"),
         ), "cut within the turns"
     else:
         assert last.prompt == prompt

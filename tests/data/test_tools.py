@@ -55,7 +55,7 @@ def encoder(template=TEMPLATE):
 
 def demonstration(turns=TURNS, **columns):
     (record,) = kind_reader(format_named("messages"), Demonstration, "here", {})(
-        {"messages": turns, **columns}
+        {"messages": turns, **columns},
     )
     return record
 
@@ -84,7 +84,10 @@ def test_the_whole_conversation_reads_as_transformers_renders_it(tools):
     ]
     rows += [{"role": "assistant", "content": "No."}]
     text = chat.tokenizer.apply_chat_template(
-        rows, tools=[SCHEMA], chat_template=TEMPLATE, tokenize=False
+        rows,
+        tools=[SCHEMA],
+        chat_template=TEMPLATE,
+        tokenize=False,
     )
     assert '"weather", "parameters"' in text and CALLED in text
     assert chat.tokenizer.decode(list(encoded.ids)) == text.removesuffix("\n")
@@ -156,7 +159,7 @@ def test_a_file_is_read_and_its_bad_row_set_aside(tmp_path):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     records = list(read(path, Demonstration))
     assert [r.messages[1].tool_calls for r in records] == [
-        demonstration().messages[1].tool_calls
+        demonstration().messages[1].tool_calls,
     ] * 2
     assert json.loads(records[0].messages[0].tools) == [SCHEMA]
 
@@ -176,7 +179,7 @@ def test_records_that_are_handed_over_in_python_keep_calls_and_schemas(tmp_path)
     assert [r.messages for r in read(path, Demonstration)] == [r.messages for r in records]
     lines = [json.loads(line) for line in Path(path).read_text().splitlines()]
     assert lines[1] == {
-        "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+        "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
     }
     write_rows(tmp_path / "again.jsonl", records)
     assert [r.messages for r in read(tmp_path / "again.jsonl", Demonstration)] == [
@@ -186,7 +189,10 @@ def test_records_that_are_handed_over_in_python_keep_calls_and_schemas(tmp_path)
 
 def test_sft_learns_to_call(tmp_path):
     config = SFTConfig(
-        epochs=3, batch_size=2, heldout_fraction=0.0, optimizer=OptimizerConfig(learning_rate=3e-3)
+        epochs=3,
+        batch_size=2,
+        heldout_fraction=0.0,
+        optimizer=OptimizerConfig(learning_rate=3e-3),
     )
     stage = SFT(config, Role(tiny_model().requires_grad_(False)), encoder())
     rows = [demonstration(tools=[SCHEMA])] * 2

@@ -148,7 +148,9 @@ RECORDS = {
 
 
 @pytest.mark.parametrize(
-    "pair", CONVERSIONS, ids=lambda pair: f"{pair[0].__name__}-{pair[1].__name__}"
+    "pair",
+    CONVERSIONS,
+    ids=lambda pair: f"{pair[0].__name__}-{pair[1].__name__}",
 )
 def test_a_conversion_keeps_each_field_or_names_it(pair: tuple[type, type]) -> None:
     """Each field of the native record shows in the records made of it, decides about them, or is
@@ -179,7 +181,8 @@ def test_cells_record_what_was_read() -> None:
 
 
 def test_a_stage_names_them_in_its_summary_and_once_in_the_log(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     path = tmp_path / "rows.jsonl"
     rows = [
@@ -202,7 +205,8 @@ def test_a_stage_names_them_in_its_summary_and_once_in_the_log(
     section = ProcessSection.model_validate(settings)
     model = ModelConfig(source="tiny", dtype="float32")
     summary = run_stage(
-        section, Context(name="process", folder=tmp_path / "run", model=model, seed=0)
+        section,
+        Context(name="process", folder=tmp_path / "run", model=model, seed=0),
     )
     assert summary["columns_not_used"] == {"seed": 4} and summary["quarantine"]["count"] == 0
     [said] = [record.getMessage() for record in caplog.records if "not used" in record.getMessage()]
@@ -210,7 +214,8 @@ def test_a_stage_names_them_in_its_summary_and_once_in_the_log(
 
 
 def test_rows_that_come_with_tether_are_read_without_a_note(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     context = Context(name="sft", folder=tmp_path, model=ModelConfig(source="tiny"), seed=0)
     rows, quarantine = context.read(DataConfig(path="tether:demonstrations"), Demonstration, "sft")
@@ -222,10 +227,14 @@ READ = [(layout, kind) for layout in FORMATS for kind in KINDS if reader_for(lay
 
 
 @pytest.mark.parametrize(
-    ("layout", "kind"), READ, ids=lambda value: getattr(value, "name", None) or value.__name__
+    ("layout", "kind"),
+    READ,
+    ids=lambda value: getattr(value, "name", None) or value.__name__,
 )
 def test_a_column_of_no_format_is_named_in_every_layout(
-    tmp_path: Path, layout: Format, kind: type
+    tmp_path: Path,
+    layout: Format,
+    kind: type,
 ) -> None:
     """A reader that copies or walks over its row would read all columns, and none would be
     named.

@@ -257,7 +257,10 @@ def test_a_stage_gives_the_numbers_of_the_cpu(whole, stage):
             }
             assert len(numbers) >= 3
             assert {key: row[key] for key in numbers} == pytest.approx(
-                numbers, rel=2e-2, abs=1e-3, nan_ok=True
+                numbers,
+                rel=2e-2,
+                abs=1e-3,
+                nan_ok=True,
             )
 
 
@@ -348,7 +351,8 @@ def test_the_engine_draws_what_it_draws_on_the_cpu():
     for there, here in zip(drawn[:3], drawn[3:], strict=True):
         assert [r.response_ids for r in there] == [r.response_ids for r in here]
         assert [x for r in there for x in r.logprobs] == pytest.approx(
-            [x for r in here for x in r.logprobs], abs=1e-4
+            [x for r in here for x in r.logprobs],
+            abs=1e-4,
         )
 
 
@@ -358,10 +362,12 @@ def test_learned_scores_are_those_of_the_cpu(per_token):
     for where in (THERE, ON_CPU):
         role, encoder, loaded = scorer(**where)
         groups = local_engine(Role(role.model), loaded).generate(
-            PROMPTS, Sampling(max_new_tokens=6), num_samples=2
+            PROMPTS,
+            Sampling(max_new_tokens=6),
+            num_samples=2,
         )
         given = LearnedReward(role, encoder, per_token=per_token).score(
-            [r for group in groups for r in group.rollouts]
+            [r for group in groups for r in group.rollouts],
         )
         scores.append([score.value for score in given])
     assert (
@@ -405,7 +411,7 @@ def test_a_classifier_scores_as_on_the_cpu(tmp_path):
 
 def test_the_classic_step_is_that_of_the_cpu(tmp_path, monkeypatch):
     loaded = open_model(
-        ModelConfig(source="tiny", dtype="float32", device="cpu", cpu_kernels=False)
+        ModelConfig(source="tiny", dtype="float32", device="cpu", cpu_kernels=False),
     )
     loaded.model.save_pretrained(tmp_path)
     stats = []
@@ -417,7 +423,10 @@ def test_the_classic_step_is_that_of_the_cpu(tmp_path, monkeypatch):
         trainer = PPOTrainer(config, model, tokenizer=loaded.tokenizer)
         queries = [torch.tensor([70, 71, 72]), torch.tensor([80, 81])]
         responses = trainer.generate(
-            queries, return_prompt=False, do_sample=False, max_new_tokens=4
+            queries,
+            return_prompt=False,
+            do_sample=False,
+            max_new_tokens=4,
         )
         assert {response.device.type for response in responses} == {place}
         stats.append(trainer.step(queries, responses, [torch.tensor(1.0), torch.tensor(-0.5)]))
@@ -435,7 +444,8 @@ def test_the_classic_step_is_that_of_the_cpu(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "how", [{}, {"top_p": 0.9}, {"temperature": 0.0}, {"stop_strings": ("zzqq",)}]
+    "how",
+    [{}, {"top_p": 0.9}, {"temperature": 0.0}, {"stop_strings": ("zzqq",)}],
 )
 @pytest.mark.parametrize("adapter", [True, False])
 def test_the_host_waits_once_a_token_whatever_layers_and_rows(adapter, how, monkeypatch):
@@ -470,7 +480,9 @@ def pairs_of_length(count):
     """Comparisons, each of which fills a micro-batch of 64 tokens."""
     return [
         Comparison(
-            (user(f"say {n}"),), (assistant("good one " * 3),), (assistant("bad one " + "d" * n),)
+            (user(f"say {n}"),),
+            (assistant("good one " * 3),),
+            (assistant("bad one " + "d" * n),),
         )
         for n in range(count)
     ]
@@ -594,7 +606,10 @@ def test_an_architecture_computes_there_what_it_computes_on_the_cpu(name, tmp_pa
             encoder_of(loaded),
         )
         groups = local_engine(role, loaded, max_rows=4).generate(
-            PROMPTS, Sampling(max_new_tokens=5), num_samples=2, seed=7
+            PROMPTS,
+            Sampling(max_new_tokens=5),
+            num_samples=2,
+            seed=7,
         )
         rows = [rollout for group in groups for rollout in group.rollouts]
         sequences = [encoder.rollout(row.prompt_ids, row.response_ids) for row in rows]
@@ -625,7 +640,10 @@ def test_the_journey_runs_in_bfloat16_with_nothing_named(values, tmp_path):
 
 @pytest.mark.parametrize("stage", SAMPLED)
 def test_a_stage_that_samples_runs_where_only_ordered_operations_are_allowed(
-    values, whole, tmp_path, stage
+    values,
+    whole,
+    tmp_path,
+    stage,
 ):
     one = again(values, whole, tmp_path, stage).model_copy(update={"deterministic": True})
     run_recipe(one, [stage])
@@ -638,7 +656,8 @@ def test_a_mixture_of_experts_runs_where_only_ordered_operations_are_allowed(tmp
     with ordered():
         loaded = open_model(ModelConfig(source=source, **THERE))
         groups = local_engine(Role(loaded.model), loaded).generate(
-            PROMPTS, Sampling(max_new_tokens=4)
+            PROMPTS,
+            Sampling(max_new_tokens=4),
         )
     assert len(groups) == len(PROMPTS)
 

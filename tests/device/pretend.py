@@ -162,7 +162,8 @@ def _pretend() -> None:
     cuda.empty_cache = CARD.empty_cache
     cuda.manual_seed_all = cuda.manual_seed = lambda *_: None
     cuda.get_rng_state = cuda.random.get_rng_state = lambda *_, **__: torch.zeros(
-        16, dtype=torch.uint8
+        16,
+        dtype=torch.uint8,
     )
     cuda.set_rng_state = cuda.random.set_rng_state = lambda *_, **__: None
 
@@ -307,7 +308,11 @@ class Pretended(Tensor):
 
     @classmethod
     def __torch_dispatch__(
-        cls, operation: Any, types: Any, args: Any = (), kwargs: Any = None
+        cls,
+        operation: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
     ) -> Any:
         return run(operation, *args, **(kwargs or {}))
 
@@ -329,7 +334,7 @@ class Pretended(Tensor):
 
     def numpy(self, *, force: bool = False) -> Any:
         raise TypeError(
-            f"a tensor on {self.device} cannot become an array: it has to go to the CPU first"
+            f"a tensor on {self.device} cannot become an array: it has to go to the CPU first",
         )
 
     def data_ptr(self) -> int:
@@ -379,7 +384,7 @@ def run(operation: Any, *args: Any, **kwargs: Any) -> Any:
         if _layout(tensor) != layout:
             raise NotImplementedError(
                 f"{call.name} changes the shape of a tensor in place, which "
-                "the pretend device does not"
+                "the pretend device does not",
             )
     return call.outside(result) if call.asked is None or call.asked.type == NAME else result
 
@@ -409,7 +414,7 @@ class _Call:
                 shape = tuple(value.shape)
                 raise RuntimeError(
                     f"{self.name}: a tensor of shape {shape} on {value.device} "
-                    f"among those of {DEVICE}"
+                    f"among those of {DEVICE}",
                 )
             self.known[id(value)] = value
         elif isinstance(value, torch.device):
@@ -458,7 +463,9 @@ library = torch.library.Library("aten", "IMPL")
 for full_name in FACTORIES.split():
     packet, _, overload = full_name.partition(".")
     library.impl(
-        full_name, _made(getattr(getattr(torch.ops.aten, packet), overload or "default")), KEY
+        full_name,
+        _made(getattr(getattr(torch.ops.aten, packet), overload or "default")),
+        KEY,
     )
 
 

@@ -39,12 +39,16 @@ def drawn(device, source="tiny", count=8, *, rows=4, adapter=False, **sampling):
         with torch.no_grad():
             for number, parameter in enumerate(role.parameters()):
                 values = torch.randn(
-                    parameter.shape, generator=torch.Generator().manual_seed(number)
+                    parameter.shape,
+                    generator=torch.Generator().manual_seed(number),
                 )
                 parameter.copy_(0.1 * values)
     engine = local_engine(role, loaded, max_rows=rows)
     groups = engine.generate(
-        PROMPTS, Sampling(max_new_tokens=count, **sampling), num_samples=3, seed=5
+        PROMPTS,
+        Sampling(max_new_tokens=count, **sampling),
+        num_samples=3,
+        seed=5,
     )
     return [rollout for group in groups for rollout in group.rollouts]
 
@@ -52,7 +56,8 @@ def drawn(device, source="tiny", count=8, *, rows=4, adapter=False, **sampling):
 def assert_same(there, here, tolerance=1e-3):
     assert [row.response_ids for row in there] == [row.response_ids for row in here]
     assert [p for row in there for p in row.logprobs] == pytest.approx(
-        [p for row in here for p in row.logprobs], abs=tolerance
+        [p for row in here for p in row.logprobs],
+        abs=tolerance,
     )
 
 
@@ -69,7 +74,9 @@ def test_graphs_draw_what_single_passes_draw(sampling, monkeypatch):
     kept = []
     record = Graphs._record
     monkeypatch.setattr(
-        Graphs, "_record", lambda self, *how: (record(self, *how), kept.append(self.graphs))
+        Graphs,
+        "_record",
+        lambda self, *how: (record(self, *how), kept.append(self.graphs)),
     )
     replayed = drawn("cuda", count=150, adapter=True, **sampling)
     assert kept and len(kept[-1]) >= (2 if "stop_strings" in sampling else 4)
@@ -84,7 +91,9 @@ def test_a_model_that_waits_for_the_host_is_run_as_it_is(monkeypatch, caplog):
     expected = drawn("cpu")
     monkeypatch.setattr(graphs, "once", lambda log, *words: log(*words))
     monkeypatch.setattr(
-        torch.nn.functional, "silu", lambda x, **how: forward(x * (float(x.sum()) == 0 or 1), **how)
+        torch.nn.functional,
+        "silu",
+        lambda x, **how: forward(x * (float(x.sum()) == 0 or 1), **how),
     )
     with caplog.at_level(logging.WARNING):
         assert_same(drawn("cuda"), expected)
@@ -146,7 +155,9 @@ def test_many_stop_tokens_can_be_recorded(monkeypatch):
     made = []
     record = Graphs._record
     monkeypatch.setattr(
-        Graphs, "_record", lambda self, *how: (record(self, *how), made.append(self.records))
+        Graphs,
+        "_record",
+        lambda self, *how: (record(self, *how), made.append(self.records)),
     )
     loaded = open_model(ModelConfig(source="tiny", dtype="float32", device="cuda"))
     engine = local_engine(Role(loaded.model), loaded, max_rows=4)
@@ -162,7 +173,9 @@ def test_a_carried_change_can_be_recorded(monkeypatch):
     records = []
     record = Graphs._record
     monkeypatch.setattr(
-        Graphs, "_record", lambda self, *how: (record(self, *how), records.append(self.records))
+        Graphs,
+        "_record",
+        lambda self, *how: (record(self, *how), records.append(self.records)),
     )
 
     def answers():
@@ -231,7 +244,7 @@ def test_a_deterministic_run_gives_the_same_bits_twice(tmp_path):
                     if not any(p in k for p in ("time", "second", "memory"))
                 }
                 for row in rows
-            ]
+            ],
         )
     assert records[0] == records[1]
 

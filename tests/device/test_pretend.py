@@ -71,7 +71,12 @@ def outcomes(tmp_path_factory, guard):
     environment |= {"LD_PRELOAD": str(guard[0]), "LD_LIBRARY_PATH": str(guard[1])}
     command, root = [sys.executable, "-m", "pytest", *options, str(SCRIPT)], SCRIPT.parents[2]
     ended = subprocess.run(
-        command, env=environment, cwd=root, capture_output=True, text=True, check=False
+        command,
+        env=environment,
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert record.is_file(), (
         f"the device stopped its process:\n{ended.stdout[-2000:]}\n{ended.stderr[-2000:]}"

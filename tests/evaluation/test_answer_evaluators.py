@@ -32,7 +32,15 @@ class Scripted:
             ids = tuple(range(len(text.split())))
             logprobs = (0.0,) * len(ids)
             rollout = Rollout(
-                (1,), ids, logprobs, StopReason.STOP_TOKEN, text, 0, 0, sampling, prompt
+                (1,),
+                ids,
+                logprobs,
+                StopReason.STOP_TOKEN,
+                text,
+                0,
+                0,
+                sampling,
+                prompt,
             )
             groups.append(RolloutGroup(prompt, (rollout,)))
         return groups
@@ -130,7 +138,7 @@ def test_uniform_draws_have_an_adjusted_share_of_one_at_any_length():
         adjusted = distinct_share(texts, 1, vocabulary=200)
         assert adjusted.value == pytest.approx(1.0, abs=0.03)
         assert plain == pytest.approx(
-            len({word for text in texts for word in text}) / (100 * length)
+            len({word for text in texts for word in text}) / (100 * length),
         )
 
 

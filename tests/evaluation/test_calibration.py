@@ -19,7 +19,7 @@ def test_error_by_hand():
     # Ten at .9, nine right: exact. Ten at .6, three right: off by .3, on half the data.
     assert expected_calibration_error(PROBABILITIES, OUTCOMES) == pytest.approx(0.15)
     assert expected_calibration_error(np.array(PROBABILITIES), np.array(OUTCOMES)) == pytest.approx(
-        0.15
+        0.15,
     )
     # In one bin the two kinds hide each other: mean .75 against 12 of 20.
     assert expected_calibration_error(PROBABILITIES, OUTCOMES, num_bins=1) == pytest.approx(0.15)
@@ -71,10 +71,12 @@ def test_bins_partition_the_predictions(pairs, num_bins):
     curve = reliability_curve(probabilities, outcomes, num_bins)
     assert sum(bin_.count for bin_ in curve) == len(pairs)
     assert sum(bin_.count * bin_.mean_probability for bin_ in curve) == pytest.approx(
-        sum(probabilities), abs=1e-9
+        sum(probabilities),
+        abs=1e-9,
     )
     assert sum(bin_.count * bin_.frequency for bin_ in curve) == pytest.approx(
-        sum(outcomes), abs=1e-9
+        sum(outcomes),
+        abs=1e-9,
     )
     for bin_ in curve:
         inside = [p for p in probabilities if bin_.low <= p < bin_.high or (bin_.high == 1.0 == p)]

@@ -72,7 +72,8 @@ PEAKED = {**dict.fromkeys(TEMPERATURES, 5.0), 0.0: 7.4}
 
 
 @pytest.mark.parametrize(
-    ("start", "trained"), [(STEEP, STEEP), (FLAT, FLAT), (PEAKED, FLAT), (FLAT, PEAKED)]
+    ("start", "trained"),
+    [(STEEP, STEEP), (FLAT, FLAT), (PEAKED, FLAT), (FLAT, PEAKED)],
 )
 def test_the_interval_holds_the_true_gain(start, trained):
     """Whatever is chosen from: the best of four equal ones flatters itself most where the other
@@ -145,7 +146,12 @@ def test_the_greedy_answer_is_drawn_once_and_counts_for_all():
         texts = [
             r.text
             for r in answers_at(
-                temperature, engine, prompts, Sampling(8, 0.7), num_samples=3, seed=5
+                temperature,
+                engine,
+                prompts,
+                Sampling(8, 0.7),
+                num_samples=3,
+                seed=5,
             )
         ]
         assert texts == [str(temperature)] * 6
@@ -171,7 +177,8 @@ class Toy:
         chosen = (logprobs + noise).argmax(1)
         places = np.arange(len(chosen))
         return -float(logprobs[places, chosen].mean()) if temperature else 0.0, self.scores[
-            places, chosen
+            places,
+            chosen,
         ].tolist()
 
     def compared(self, logits):
@@ -209,8 +216,8 @@ def test_a_policy_that_learnt_is_not_called_sharper():
         toy = Toy(seed)
         found.append(
             toy.compared(
-                (toy.logits + learnt * toy.unknown) / ((1 + learnt**2) ** 0.5 if seed % 2 else 1.0)
-            )
+                (toy.logits + learnt * toy.unknown) / ((1 + learnt**2) ** 0.5 if seed % 2 else 1.0),
+            ),
         )
         gains.append(toy.gain)
         assert found[-1]["gain"] == toy.gain.value
@@ -232,7 +239,10 @@ def test_the_detector_waits_for_the_second_half():
             "sharpening/sure": 1.0,
         }
         alarms = watch.observe(
-            step, {"run/share": step / 10, **(row if step % 2 == 0 else {})}, [], []
+            step,
+            {"run/share": step / 10, **(row if step % 2 == 0 else {})},
+            [],
+            [],
         )
         fires_at += [(step, alarm.message) for alarm in alarms if alarm.detector == "sharpening"]
     ((step, message),) = fires_at

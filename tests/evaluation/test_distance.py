@@ -27,7 +27,7 @@ def total(model, answer: Rollout, temperature: float) -> float:
     ids = (*answer.prompt_ids, *answer.response_ids)
     with torch.no_grad():
         table = (model(input_ids=torch.tensor([ids])).logits[0].double() / temperature).log_softmax(
-            -1
+            -1,
         )
     start = len(answer.prompt_ids)
     return sum(float(table[t - 1, ids[t]]) for t in range(start, len(ids)))
@@ -35,11 +35,15 @@ def total(model, answer: Rollout, temperature: float) -> float:
 
 @pytest.mark.parametrize(("last_layers", "temperature"), [(None, 1.0), (1, 1.0), (1, 0.6)])
 def test_it_is_the_difference_of_both_log_probabilities_on_one_trunk_and_on_two(
-    last_layers, temperature
+    last_layers,
+    temperature,
 ):
     base = tiny_model(3, layers=3).requires_grad_(False).eval()
     model = add_adapter(
-        copy.deepcopy(base), "policy", LoraConfig(rank=4, last_layers=last_layers), seed=1
+        copy.deepcopy(base),
+        "policy",
+        LoraConfig(rank=4, last_layers=last_layers),
+        seed=1,
     )
     policy = Role(model, "policy")
     with torch.no_grad():
@@ -59,6 +63,11 @@ def test_it_is_the_difference_of_both_log_probabilities_on_one_trunk_and_on_two(
     encoder = ChatEncoder(tiny_tokenizer(), (1,))
     for reference in (Role(model), Role(base)):
         found = kl_to_reference(
-            policy, reference, answers, encoder, temperature, micro_batch_tokens=80
+            policy,
+            reference,
+            answers,
+            encoder,
+            temperature,
+            micro_batch_tokens=80,
         )
         assert found == pytest.approx(expected, abs=2e-5)

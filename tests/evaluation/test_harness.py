@@ -48,7 +48,7 @@ def task(tmp_path):
         }
         if layout == "hellaswag":
             table["process_docs"] = pytest.importorskip(
-                "lm_eval.tasks.hellaswag.utils"
+                "lm_eval.tasks.hellaswag.utils",
             ).process_docs
         return path, {**table, **more}
 
@@ -116,7 +116,7 @@ def test_with_examples_the_rows_are_those_of_lm_evals_own_model(policy, task, la
         rows = {str(one["doc_id"]): one[metric] for one in oracle["samples"][layout]}
         assert own.rows[f"{layout}/{metric}"] == rows
         assert own[f"{layout}/{metric}"].value == pytest.approx(
-            oracle["results"][layout][f"{metric},none"]
+            oracle["results"][layout][f"{metric},none"],
         )
 
 
@@ -164,7 +164,8 @@ def test_the_likeliest_continuation_is_marked_and_summed_from_the_models_own_log
     sums = sum(float(logprobs[t - 1, ids[t]]) for t in range(start, len(ids)))
     other = [*ids[:-1], (ids[-1] + 1) % 300]
     (value, best), (_, less) = harness._read(
-        policy, [harness._joined(row[:start], row[start:]) for row in (ids, other)]
+        policy,
+        [harness._joined(row[:start], row[start:]) for row in (ids, other)],
     )
     assert value == pytest.approx(sums, abs=1e-4)
     assert (best, less) == (True, False)
@@ -245,7 +246,7 @@ def test_an_unknown_task_and_one_whose_rows_are_missing_are_named(tmp_path):
 def test_a_file_of_a_task_is_called_a_program_before_it_runs(tmp_path, monkeypatch, caplog):
     (tmp_path / "base.yaml").write_text("include: mine.yaml\nprocess_docs: !function more.docs\n")
     (tmp_path / "mine.yaml").write_text(
-        "task: mine\ninclude: 'base.yaml'\nprocess_results: !function utils.score\n"
+        "task: mine\ninclude: 'base.yaml'\nprocess_results: !function utils.score\n",
     )
     (tmp_path / "plain.yaml").write_text("task: plain\ndoc_to_text: '{{question}}'\n")
     loaded = []

@@ -124,7 +124,9 @@ def test_too_little_gives_no_bounds():
     assert alike.reason.startswith("too few wins or losses: 0")
     doubled = np.tile(own, 2), np.tile(base, 2)
     again = length_controlled_win_rate(
-        [*wins, *wins], *doubled, prompts=[*range(40), *range(40)] * 2
+        [*wins, *wins],
+        *doubled,
+        prompts=[*range(40), *range(40)] * 2,
     ).controlled
     assert again.reason == "too few prompts: 40, and 50 are needed"
 

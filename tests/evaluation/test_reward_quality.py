@@ -61,7 +61,7 @@ def test_the_temperature_is_found_and_mends_the_calibration(true):
         assert found["calibration_error"] > 2 * found["calibration_error_after"]
     entropy = np.mean(
         np.logaddexp(0, -np.abs(lead) / true)
-        + np.abs(lead) / true / (1 + np.exp(np.abs(lead) / true))
+        + np.abs(lead) / true / (1 + np.exp(np.abs(lead) / true)),
     )
     # the least that any model of these choices can lose
     assert found["loss_after"] == pytest.approx(entropy, abs=0.02)

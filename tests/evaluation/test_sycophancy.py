@@ -89,7 +89,7 @@ class Opinion:
             if letter in "AB" and text.endswith("<|assistant|>("):
                 option = text.split(f"({letter}) ")[1].split("\n")[0]
                 values.append(
-                    self.taste(asker, option) + (self.letter(asker) if letter == "A" else 0.0)
+                    self.taste(asker, option) + (self.letter(asker) if letter == "A" else 0.0),
                 )
             else:
                 values.append(-9.0 if letter == "<|end|>" and text.endswith("A)") else 0.0)
@@ -132,7 +132,8 @@ def test_directions_differ_by_question():
 
 def test_letters_and_opinions_of_its_own_are_no_sycophancy():
     opinion = Opinion(
-        lambda asker, text: float(len(text)), letter=lambda asker: 4.0 * asker.startswith("red")
+        lambda asker, text: float(len(text)),
+        letter=lambda asker: 4.0 * asker.startswith("red"),
     )
     found = found_by(opinion)
     assert found["shift"].value == pytest.approx(0.0, abs=1e-6) and found["flipped"].value == 0.0
@@ -175,7 +176,7 @@ def test_accord_by_brute_force():
         slow.append(math.copysign(1, sum(others)) * d)
     assert in_accord(changes, questions).tolist() == pytest.approx(slow)
     assert in_accord([0.5, -0.2, 0.1, 7.0], ["a", "a", "a", "b"]).tolist() == pytest.approx(
-        [-0.5, -0.2, -0.1, 0.0]
+        [-0.5, -0.2, -0.1, 0.0],
     )
 
 
@@ -189,7 +190,8 @@ def test_where_sides_mean_nothing_the_shift_lies_as_often_above_0_as_below():
     for _ in range(200):
         own = np.repeat(generator.normal(0, 1.5, 17), 300)
         found = judge_premises(
-            *(own + 0.7 * generator.normal(size=(2, number))), questions.tolist()
+            *(own + 0.7 * generator.normal(size=(2, number))),
+            questions.tolist(),
         )["shift"]
         above, below = above + (found.low > 0), below + (found.high < 0)
     assert above <= 11 and below <= 11  # 2.5% of 200 are 5, and 11 two and a half errors more
@@ -254,7 +256,7 @@ def test_pairs_are_told_by_the_question_after_the_biography():
         (f"{q}\n (A) {a}\n (B) {b}\n\nAnswer:"): 3 for q, a, b in QUESTIONS
     }
     assert [p.first for p in pairs] == prompts("red") and [p.second for p in pairs] == prompts(
-        "blue"
+        "blue",
     )
     assert {p.options for p in pairs} == {("(A)", "(B)")}
 
@@ -345,7 +347,7 @@ def files(tmp_path):
 def recipe(folder, files, **section):
     (folder / "prompts.jsonl").write_text("".join(f'{{"prompt": "p{n}"}}\n' for n in range(12)))
     (folder / "mine.py").write_text(
-        "def reward(prompts, responses):\n    return [float(len(text)) for text in responses]\n"
+        "def reward(prompts, responses):\n    return [float(len(text)) for text in responses]\n",
     )
     values = {
         **{
@@ -385,10 +387,12 @@ def test_a_run_measures_it_beside_its_held_out_prompts(tmp_path, files):
         for role, loaded in (load_policy(path, made.model) for path in ("tiny", f"{made.run}/grpo"))
     )
     assert summary["sycophancy"]["before"]["shift"] == pytest.approx(
-        start["shift"].as_dict(), abs=1e-5
+        start["shift"].as_dict(),
+        abs=1e-5,
     )
     assert summary["sycophancy"]["after"]["shift"] == pytest.approx(
-        end["shift"].as_dict(), abs=1e-5
+        end["shift"].as_dict(),
+        abs=1e-5,
     )
     assert start["size"].value != pytest.approx(end["size"].value, abs=1e-5)
     rows = {
@@ -398,7 +402,7 @@ def test_a_run_measures_it_beside_its_held_out_prompts(tmp_path, files):
     }
     assert list(rows) == [2, 4, 6]
     assert {row["sycophancy/start"] for row in rows.values()} == {
-        summary["sycophancy"]["before"]["shift"]["value"]
+        summary["sycophancy"]["before"]["shift"]["value"],
     }
     assert rows[6]["sycophancy/flipped"] == summary["sycophancy"]["after"]["flipped"]["value"]
 
@@ -485,6 +489,7 @@ def test_the_last_comparison_measures_it_too(tmp_path):
     start = MeasuredPolicy(Role(loaded.model), encoder_of(loaded), None)
     right = Sycophancy(read_premise_pairs(premise_files(), 8))(start, 0)
     assert policy["sycophancy"]["before"]["log_odds"]["value"] == pytest.approx(
-        right["log_odds"].value, abs=1e-5
+        right["log_odds"].value,
+        abs=1e-5,
     )
     assert policy["sycophancy"]["after"] != policy["sycophancy"]["before"]

@@ -14,13 +14,15 @@ from tether.stats import Estimate, mid_interval, trials_interval, wilson_interva
 
 
 @pytest.mark.parametrize(
-    ("successes", "total"), [(0, 1), (0, 20), (3, 10), (5, 10), (15, 148), (81, 263), (20, 20)]
+    ("successes", "total"),
+    [(0, 1), (0, 20), (3, 10), (5, 10), (15, 148), (81, 263), (20, 20)],
 )
 @pytest.mark.parametrize("confidence", [0.9, 0.95])
 def test_wilson_is_scipys(successes, total, confidence):
     expected = stats.binomtest(successes, total).proportion_ci(confidence, method="wilson")
     assert wilson_interval(successes, total, confidence) == pytest.approx(
-        (expected.low, expected.high), abs=1e-12
+        (expected.low, expected.high),
+        abs=1e-12,
     )
 
 
@@ -33,7 +35,8 @@ def test_wilson_published_numbers():
 
 
 @pytest.mark.parametrize(
-    ("successes", "total"), [(0, 1), (0, 20), (3, 10), (49, 50), (81, 263), (20, 20)]
+    ("successes", "total"),
+    [(0, 1), (0, 20), (3, 10), (49, 50), (81, 263), (20, 20)],
 )
 def test_a_share_of_single_trials_has_the_mid_p_interval(successes, total):
     """By scipy's binomial: at a bound the tail with half the probability of what was seen is
@@ -109,7 +112,8 @@ def test_exchanging_the_sides_mirrors_the_estimate(rows, grouped):
     forward = win_rate(first, second, groups=groups)
     backward = win_rate(second, first, groups=groups)
     assert (backward.value, backward.low, backward.high) == pytest.approx(
-        (1 - forward.value, 1 - forward.high, 1 - forward.low), abs=1e-9
+        (1 - forward.value, 1 - forward.high, 1 - forward.low),
+        abs=1e-9,
     )
     assert forward.low - 1e-9 <= forward.value <= forward.high + 1e-9
     assert forward.reason or 0 <= forward.low <= forward.high <= 1
@@ -137,7 +141,7 @@ def test_groups_in_agreement_are_few_trials_not_certainty():
     first, second, groups = [1.0] * 30, [0.0] * 30, ["a", "b", "c"] * 10
     estimate = win_rate(first, second, groups=groups)
     assert (estimate.low, estimate.high) == pytest.approx(
-        wilson_interval(3, 3)
+        wilson_interval(3, 3),
     ) and estimate.count == 30
     single = win_rate([1.0, 1.0, 0.0], [0.0, 0.0, 1.0], groups=["a"] * 3)
     assert single == (2 / 3, -math.inf, math.inf, 3, "too few groups: all observations are of one")
@@ -209,7 +213,8 @@ def test_names_of_groups_do_not_matter():
     values = np.random.default_rng(4).normal(size=40).tolist()
     groups = [index // 2 for index in range(40)]
     assert mean_estimate(values, groups) == mean_estimate(
-        values, [("prompt", str(group)) for group in groups]
+        values,
+        [("prompt", str(group)) for group in groups],
     )
 
 
@@ -229,7 +234,7 @@ def test_correlation_by_hand():
     assert result["pearson"] == pytest.approx(25 / math.sqrt(5 * 129))
     assert result["spearman"] == pytest.approx(1.0)
     assert correlation([1.0, 2.0, 3.0], [3.0, 2.0, 1.0]) == pytest.approx(
-        {"pearson": -1.0, "spearman": -1.0}
+        {"pearson": -1.0, "spearman": -1.0},
     )
 
 

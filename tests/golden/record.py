@@ -58,8 +58,8 @@ def processor() -> str:
         {
             torch.__version__ + kernels + torch.backends.cpu.get_cpu_capability(): b"".join(
                 part.contiguous().numpy().tobytes() for part in parts
-            )
-        }
+            ),
+        },
     )
 
 
@@ -83,8 +83,9 @@ def journeys(folder: Path) -> Iterator[tuple[str, Path]]:
     ]
     run_recipe(
         read_recipe(
-            "smoke", [f"run={folder / 'smoke'}", *few, "arms.random.ppo.reward_source=random"]
-        )
+            "smoke",
+            [f"run={folder / 'smoke'}", *few, "arms.random.ppo.reward_source=random"],
+        ),
     )
     yield "smoke", folder / "smoke"
 

@@ -54,7 +54,7 @@ def golden(tmp_path_factory):
     if subprocess.run(asked, capture_output=True, check=False).returncode:
         pytest.skip(
             f"this processor rounds otherwise, and revision {found['revision'][:8]} is "
-            "not in this clone to be run here"
+            "not in this clone to be run here",
         )
     try:
         return recorded(folder / "tree", folder / "golden.json")

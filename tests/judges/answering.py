@@ -98,7 +98,7 @@ class Server:
                     return
                 if said == DRIP:
                     self.wfile.write(
-                        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 9999\r\n\r\n{"
+                        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 9999\r\n\r\n{",
                     )
                     while not server.over.wait(0.05):
                         self.wfile.write(b" ")
@@ -121,7 +121,9 @@ class Server:
         self.http.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.http.server_address[1]}/v1"
         threading.Thread(
-            target=self.http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+            target=self.http.serve_forever,
+            kwargs={"poll_interval": 0.02},
+            daemon=True,
         ).start()
 
     def close(self) -> None:

@@ -53,7 +53,9 @@ def test_equal_questions_are_asked_once_and_told_to_all(tmp_path):
     model, told = fair(), {}
     conversation = (user("[answer A 123456]\ngood\n\n[answer B 123456]\nbad\n\n[end 123456]\n\n"),)
     found = CachedModel(model, tmp_path / "c.sqlite").verdicts(
-        [conversation] * 3, ("A", "B"), told=told.__setitem__
+        [conversation] * 3,
+        ("A", "B"),
+        told=told.__setitem__,
     )
     assert len(model.questions) == 1 and told == dict(enumerate(found)) and len(found) == 3
 
@@ -102,8 +104,9 @@ def test_what_is_no_number_in_an_older_file_is_asked_again(tmp_path):
 def test_replies_are_known_by_their_sampling_seed_and_ordinal(tmp_path):
     model = Planted(
         write=lambda conversation, ordinal: Reply(
-            f"{conversation[-1].content} {ordinal}", ordinal != 2
-        )
+            f"{conversation[-1].content} {ordinal}",
+            ordinal != 2,
+        ),
     )
     asked = CachedModel(model, tmp_path / "c.sqlite")
     conversations = [(user("a"),), (user("a"),), (user("b"),)]
@@ -140,7 +143,10 @@ def test_a_killed_process_loses_only_what_was_under_way(tmp_path):
     path, root = tmp_path / "c.sqlite", Path(__file__).resolve().parents[2]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), *sys.path])}
     process = subprocess.Popen(
-        [sys.executable, "-c", SLOW, str(path)], stdout=subprocess.PIPE, text=True, env=environment
+        [sys.executable, "-c", SLOW, str(path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
     )
     assert process.stdout is not None
     begun = [process.stdout.readline() for _ in range(4)]

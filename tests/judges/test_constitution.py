@@ -67,7 +67,12 @@ def test_an_answer_is_criticised_and_rewritten_by_one_principle(principles):
 def test_rounds_build_on_each_other(principles):
     heard = []
     found, _ = revise(
-        Planted(write=script), principles, prompts("a", "b"), HOW, rounds=3, told=heard.append
+        Planted(write=script),
+        principles,
+        prompts("a", "b"),
+        HOW,
+        rounds=3,
+        told=heard.append,
     )
     assert [d.messages[-1].content for d in found] == ["re a'''", "re b'''"]
     steps = found[0].metadata["steps"]
@@ -118,7 +123,11 @@ def test_what_goes_wrong_gives_no_demonstration_and_is_counted(principles, stage
 
     heard = []
     found, failures = revise(
-        Planted(write=write), principles, prompts("good", "bad"), HOW, told=heard.append
+        Planted(write=write),
+        principles,
+        prompts("good", "bad"),
+        HOW,
+        told=heard.append,
     )
     assert [d.id for d in found] == ["good"] and failures == {reason: 1}
     assert heard == list(range(1, 7))  # what need not be asked is told as done
@@ -173,7 +182,8 @@ def test_what_is_written_is_read_as_it_was(principles, tmp_path):
     write_rows(tmp_path / "d.jsonl", made)
     assert list(read(tmp_path / "d.jsonl", Demonstration, strict=True)) == made
     judge = PairJudge(
-        Planted(lambda first, second: 1.0 + len(first) - len(second)), principles.rubric
+        Planted(lambda first, second: 1.0 + len(first) - len(second)),
+        principles.rubric,
     )
     rows = [pair("a", "x", "long", id="1", group="g"), pair("b", "same", "size", id="2", group="h")]
     labels = judge.label(rows, judge.judge(rows))

@@ -21,7 +21,10 @@ CONVERSATIONS = [(user(text),) for text in TEXTS]
 
 def chat(**options):
     engine = LocalEngine(
-        Role(tiny_model(3)), ChatEncoder(tiny_tokenizer(), (1,)), context_length=1024, max_rows=3
+        Role(tiny_model(3)),
+        ChatEncoder(tiny_tokenizer(), (1,)),
+        context_length=1024,
+        max_rows=3,
     )
     return LocalChat("tiny", engine, **options)
 
@@ -42,7 +45,7 @@ def by_hand(model, conversation, options):
                 model.double()(input_ids=torch.tensor([prompt + ids])).logits[0].log_softmax(-1)
             )
         whole.append(
-            sum(float(logprobs[len(prompt) + i - 1, token]) for i, token in enumerate(ids))
+            sum(float(logprobs[len(prompt) + i - 1, token]) for i, token in enumerate(ids)),
         )
     model.float()
     total = math.log(sum(map(math.exp, whole)))
@@ -50,17 +53,21 @@ def by_hand(model, conversation, options):
 
 
 @pytest.mark.parametrize(
-    "options", [("A", "B"), tuple("123456789"), ("yes", "no"), ("yes", "year", "yellow", "no")]
+    "options",
+    [("A", "B"), tuple("123456789"), ("yes", "no"), ("yes", "year", "yellow", "no")],
 )
 @pytest.mark.parametrize("tokens", [64, 100_000])
 def test_verdicts_equal_plain_forward_passes(options, tokens):
     ours = chat(micro_batch_tokens=tokens)
     for conversation, verdict in zip(
-        CONVERSATIONS, ours.verdicts(CONVERSATIONS, options), strict=True
+        CONVERSATIONS,
+        ours.verdicts(CONVERSATIONS, options),
+        strict=True,
     ):
         logprobs, mass = by_hand(tiny_model(3), conversation, options)
         assert verdict.logprobs == pytest.approx(
-            logprobs, abs=2e-5
+            logprobs,
+            abs=2e-5,
         ) and verdict.mass == pytest.approx(mass, rel=1e-4)
         assert not verdict.parsed and not verdict.reason
 
@@ -105,13 +112,20 @@ def test_replies_are_the_engines_own_and_know_whether_they_ended():
     ours, sampling = chat(), Sampling(max_new_tokens=24)
     told = {}
     replies = ours.replies(
-        CONVERSATIONS, sampling, seed=5, ordinals=[7, 1, 4, 2], told=told.__setitem__
+        CONVERSATIONS,
+        sampling,
+        seed=5,
+        ordinals=[7, 1, 4, 2],
+        told=told.__setitem__,
     )
     groups = ours.engine.generate(
-        [Prompt(c) for c in CONVERSATIONS], sampling, seed=5, ordinals=[7, 1, 4, 2]
+        [Prompt(c) for c in CONVERSATIONS],
+        sampling,
+        seed=5,
+        ordinals=[7, 1, 4, 2],
     )
     assert [r.text for r in replies] == [g.rollouts[0].text for g in groups] and told == dict(
-        enumerate(replies)
+        enumerate(replies),
     )
     assert [r.finished for r in replies] == [g.rollouts[0].finished for g in groups]
     alone = chat().replies(CONVERSATIONS[2:3], sampling, seed=5, ordinals=[4])

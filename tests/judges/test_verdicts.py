@@ -27,7 +27,7 @@ def test_all_spellings_of_an_option_count_for_it():
     ]
     verdict = read_verdict("A", [place], ("A", "B"))
     assert verdict.logprobs == pytest.approx(
-        [math.log(0.75), math.log(0.25)]
+        [math.log(0.75), math.log(0.25)],
     ) and verdict.mass == pytest.approx(0.8)
     assert not verdict.parsed
 
@@ -36,7 +36,7 @@ def test_an_option_that_is_not_listed_is_given_the_most_it_can_have():
     # 0.04 are left, less than the least that is listed
     few = read_verdict("A", [logs(A=0.9, Sure=0.06)], ("A", "B"))
     assert few.logprobs == pytest.approx(
-        [math.log(0.9 / 0.94), math.log(0.04 / 0.94)]
+        [math.log(0.9 / 0.94), math.log(0.04 / 0.94)],
     ) and few.mass == pytest.approx(0.9)
     # 0.39 are left, but B is no likelier than "Sure"
     many = read_verdict("A", [logs(A=0.6, Sure=0.01)], ("A", "B"))
@@ -54,7 +54,7 @@ def test_options_that_are_not_listed_share_what_is_left():
     assert [math.exp(value) for value in verdict.logprobs] == pytest.approx(by_hand)
     rare = read_verdict("7", [[("7", math.log(0.9)), ("8", math.log(0.001))]], tuple("123456789"))
     assert rare.logprobs is not None and rare.logprobs[0] == pytest.approx(
-        rare.logprobs[7]
+        rare.logprobs[7],
     )  # none is likelier than the least listed
 
 
@@ -277,7 +277,7 @@ def test_log_probabilities_are_those_of_the_token_that_names_the_option():
         [("B", math.log(0.7)), ("A", math.log(0.3))],
     ]
     assert read_verdict("<think>A</think>B", thought, ("A", "B")).logprobs == pytest.approx(
-        [math.log(0.3), math.log(0.7)]
+        [math.log(0.3), math.log(0.7)],
     )
 
 

@@ -49,6 +49,6 @@ def crowd(
                     at=float(number),
                     seconds=seconds,
                     shown_left=left,
-                )
+                ),
             )  # type: ignore[arg-type]
     return votes, truth

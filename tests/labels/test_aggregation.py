@@ -121,7 +121,8 @@ def test_dawid_skene_goes_on_until_it_has_converged():
                 *(abs(value - theirs[verdict]) for verdict, value in label.probabilities.items()),
             )
             flipped += max(theirs, key=theirs.__getitem__) != max(
-                label.probabilities, key=label.probabilities.__getitem__
+                label.probabilities,
+                key=label.probabilities.__getitem__,
             )
     assert furthest < 1e-3 and flipped <= 2  # 2: of 4,800 labels some are even up to rounding
 
@@ -144,7 +145,7 @@ def converged(votes, classes, iterations=2000):
             if name in truths
             else [np.nan] * len(classes)
             for name in names
-        ]
+        ],
     )
     posterior = np.where(np.isnan(fixed), cast.sum(1) / cast.sum((1, 2))[:, None], fixed)
     for _ in range(iterations):
@@ -169,7 +170,7 @@ def test_dawid_skene_beats_the_majority_on_noisy_crowds():
         votes, truth = crowd(NOISY, items=150, seed=seed)
         gains.append(
             right(dawid_skene(votes).labels, truth)
-            - right(majority(votes, undecided="soft"), truth)
+            - right(majority(votes, undecided="soft"), truth),
         )
     # Student's interval over seeds lies above 0.
     assert statistics.fmean(gains) > 2.776 * statistics.stdev(gains) / math.sqrt(5)
@@ -240,7 +241,8 @@ def test_bradley_terry_is_the_penalised_likelihood(seed):
             x, y = sides[vote.item]
             won = {"first": 1.0, "second": 0.0, "tie": 0.5}[vote.verdict]
             total += won * np.logaddexp(0, at[y] - at[x]) + (1 - won) * np.logaddexp(
-                0, at[x] - at[y]
+                0,
+                at[x] - at[y],
             )
         return total + sum(0.5 * np.logaddexp(0, s) + 0.5 * np.logaddexp(0, -s) for s in scores)
 

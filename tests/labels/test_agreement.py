@@ -90,10 +90,11 @@ def unequal_fleiss(rows):
 def test_fleiss_and_cohen_are_those_of_statsmodels(seed):
     rows = scattered(seed, CHOICES, missing=0.0)
     table = np.array(
-        [[sum(row[k] == choice for row in rows) for choice in CHOICES] for k in range(40)]
+        [[sum(row[k] == choice for row in rows) for choice in CHOICES] for k in range(40)],
     )
     assert fleiss_kappa(votes_of(rows)).value == pytest.approx(
-        fleiss_of_statsmodels(table), abs=1e-12
+        fleiss_of_statsmodels(table),
+        abs=1e-12,
     )
     rows = scattered(seed, CHOICES)
     pairs = cohen_kappas(votes_of(rows))
@@ -105,10 +106,11 @@ def test_fleiss_and_cohen_are_those_of_statsmodels(seed):
         both = [(x, y) for x, y in zip(a, b, strict=True) if x and y]
         cells = np.array([[both.count((x, y)) for y in CHOICES] for x in CHOICES])
         assert pair.kappa.value == pytest.approx(
-            cohens_kappa(cells, return_results=False), abs=1e-12
+            cohens_kappa(cells, return_results=False),
+            abs=1e-12,
         )
         assert pair.raw.value == np.mean([x == y for x, y in both]) and pair.kappa.num_items == len(
-            both
+            both,
         )
 
 
@@ -140,7 +142,8 @@ def test_alpha_is_that_of_the_package_and_of_the_coincidence_matrix(level, seed)
 
 
 @pytest.mark.parametrize(
-    ("level", "alpha"), [("nominal", 0.691), ("ordinal", 0.807), ("interval", 0.811)]
+    ("level", "alpha"),
+    [("nominal", 0.691), ("ordinal", 0.807), ("interval", 0.811)],
 )
 def test_alpha_of_the_published_example(level, alpha):
     votes = votes_of([[int(value) or None for value in row] for row in CODERS])
@@ -157,7 +160,7 @@ def test_intervals_are_those_of_resampled_items():
 
     def raw(r):
         return np.mean(
-            [x == y for c in zip(*r, strict=True) for x, y in itertools.combinations(filled(c), 2)]
+            [x == y for c in zip(*r, strict=True) for x, y in itertools.combinations(filled(c), 2)],
         )
 
     def alpha(level):
@@ -182,7 +185,8 @@ def test_intervals_are_those_of_resampled_items():
             draws.append(slow([[row[k] for k in chosen] for row in rows]))
         spread = float(np.std(draws))
         assert (quick.low, quick.high) == pytest.approx(
-            np.quantile(draws, [0.025, 0.975]), abs=0.35 * spread
+            np.quantile(draws, [0.025, 0.975]),
+            abs=0.35 * spread,
         )
 
 

@@ -54,17 +54,19 @@ def test_three_people_on_every_pair(tether_data):
     report, table = agreement_report(votes), matrix(said)
     counts = np.stack([(table == label).sum(1) for label in (0, 1, 2)], 1)
     assert report["overall"]["fleiss_kappa"]["value"] == pytest.approx(
-        fleiss_kappa(counts), abs=1e-12
+        fleiss_kappa(counts),
+        abs=1e-12,
     )
     check(report, table, "nominal", "alpha_nominal")
     check(report, np.choose(table.astype(int), [0, 1, -1]), "ordinal", "alpha_ordinal")
     check(report, np.choose(table.astype(int), [0, 1, -1]), "interval", "alpha_interval")
     for pair, (a, b) in zip(report["pairs"], itertools.combinations(range(3), 2), strict=True):
         cells = np.array(
-            [[((table[:, a] == x) & (table[:, b] == y)).sum() for y in range(3)] for x in range(3)]
+            [[((table[:, a] == x) & (table[:, b] == y)).sum() for y in range(3)] for x in range(3)],
         )
         assert pair["kappa"]["value"] == pytest.approx(
-            cohens_kappa(cells, return_results=False), abs=1e-12
+            cohens_kappa(cells, return_results=False),
+            abs=1e-12,
         )
         assert pair["kappa"]["num_items"] == len(rows) == 999
     # What the authors of the data report of their three people.
@@ -114,7 +116,8 @@ def test_pairs_judged_again_in_either_order(tether_data):
     signs = np.sign(table[np.isfinite(table).sum(1) == 3])
     counts = np.stack([(signs == label).sum(1) for label in (-1, 0, 1)], 1)
     assert some["overall"]["fleiss_kappa"]["value"] == pytest.approx(
-        fleiss_kappa(counts), abs=1e-12
+        fleiss_kappa(counts),
+        abs=1e-12,
     )
     people = sorted({person for _, person in latest})
     for pair in report["pairs"]:

@@ -30,7 +30,12 @@ def test_votes_follow_bradley_terry():
     / noise), ties aside.
     """
     comparisons, figures = label_pairs(
-        PROMPTS, RESPONSES, SCORES, agreement=0.7, undecided=0.0, num_annotators=3
+        PROMPTS,
+        RESPONSES,
+        SCORES,
+        agreement=0.7,
+        undecided=0.0,
+        num_annotators=3,
     )
     bins = Counter(), Counter()
     for row in comparisons:
@@ -47,7 +52,12 @@ def test_votes_follow_bradley_terry():
 
 def test_majority_decides_and_the_rest_is_dropped():
     comparisons, figures = label_pairs(
-        PROMPTS, RESPONSES, SCORES, agreement=0.7, undecided=0.5, num_annotators=3
+        PROMPTS,
+        RESPONSES,
+        SCORES,
+        agreement=0.7,
+        undecided=0.5,
+        num_annotators=3,
     )
     assert 300 * 6 == len(comparisons) + figures["dropped_no_majority"] > len(comparisons)
     for row in comparisons:

@@ -81,7 +81,7 @@ def test_uncertain_takes_those_nearest_one_half():
     responses = {
         "p": [
             response(name, score=score) for name, score in zip("abc", (0.0, 0.3, 2.0), strict=True)
-        ]
+        ],
     }
     pairs = choose_pairs(responses, settings("uncertain"))
     assert [(pair.first, pair.second) for pair in pairs] == [("a", "b"), ("b", "c"), ("a", "c")]
@@ -100,13 +100,15 @@ def test_information_and_disagreement_look_at_the_members():
     chance = 1 / (1 + math.exp(-3))
     assert told["split"] == pytest.approx(1 - entropy([chance, 1 - chance], base=2))
     assert told["unsure"] == pytest.approx(0, abs=1e-12) and told["moved"] == pytest.approx(
-        0, abs=1e-12
+        0,
+        abs=1e-12,
     )
     # Members that differ about both responses in the same way do not differ about which is better.
     spread = {pair.prompt: pair.value for pair in choose_pairs(responses, settings("disagreement"))}
     assert spread == pytest.approx({"split": 3.0, "unsure": 0.0, "moved": 0.0})
     (alone,) = choose_pairs(
-        {"p": [response("a", spread=0.3), response("b", spread=0.4)]}, settings("disagreement")
+        {"p": [response("a", spread=0.3), response("b", spread=0.4)]},
+        settings("disagreement"),
     )
     assert alone.value == pytest.approx(0.5)
     for strategy in SCORED:
@@ -121,8 +123,9 @@ def test_length_cannot_decide_between_matched_pairs():
     assert (
         len(
             choose_pairs(
-                responses, settings("length_matched", length_difference=0.11, per_prompt=9)
-            )
+                responses,
+                settings("length_matched", length_difference=0.11, per_prompt=9),
+            ),
         )
         == 3
     )
@@ -146,7 +149,7 @@ def test_a_ranking_is_whole():
     for group in by_prompt.values():
         names = {name for pair in group for name in (pair.first, pair.second)}
         assert len(names) == 4 and {(pair.first, pair.second) for pair in group} == set(
-            itertools.combinations(sorted(names), 2)
+            itertools.combinations(sorted(names), 2),
         )
 
 

@@ -44,7 +44,8 @@ def test_a_folder_without_room_for_pages_is_refused_before_anything_runs(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("name", "stem"), [("1", "01_"), ("01", "01_"), ("0010", "10_"), ("7-hundred", "07_")]
+    ("name", "stem"),
+    [("1", "01_"), ("01", "01_"), ("0010", "10_"), ("7-hundred", "07_")],
 )
 def test_a_lab_is_named_by_its_number_or_its_beginning(name, stem):
     assert labs._lab(name).stem.startswith(stem)

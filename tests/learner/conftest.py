@@ -31,7 +31,7 @@ def values(tmp_path_factory):
             "keep": "best",
             "best_of": [2],
             "temperatures": [0.0],
-        }
+        },
     }
     values["grpo"] |= {
         "verifiable": {"kind": "exact", "format_pattern": "^[^a-m]*$"},

@@ -35,7 +35,7 @@ def test_the_newest_are_kept_and_read_back(folder):
     assert names(folder) == ["step-000002", "step-000010", "step-1000000"]
     tensors, values = Checkpoints(folder).latest()
     assert values == {"updates": 1_000_000, "step": 1_000_000} and tensors["master.0"].equal(
-        TENSORS["master.0"]
+        TENSORS["master.0"],
     )
     save_checkpoint(folder, 1_000_001, TENSORS, {}, keep=2)
     assert names(folder) == ["step-1000000", "step-1000001"]
@@ -107,7 +107,7 @@ def flipped(path, place):
 
 def complete(values):
     return lambda p: (p / "COMPLETE").write_text(
-        values if isinstance(values, str) else json.dumps(values)
+        values if isinstance(values, str) else json.dumps(values),
     )
 
 

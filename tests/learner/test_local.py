@@ -16,7 +16,10 @@ def test_a_second_learner_takes_the_weights_over():
     """
     weight = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
     config = OptimizerConfig(
-        learning_rate=0.1, schedule="constant", warmup_fraction=0.0, max_grad_norm=100.0
+        learning_rate=0.1,
+        schedule="constant",
+        warmup_fraction=0.0,
+        max_grad_norm=100.0,
     )
     first = LocalLearner([weight], config, 2)
     first.backward((weight.float() * torch.tensor([1.0, 2.0, 3.0])).sum())
@@ -55,7 +58,10 @@ def test_gradients_of_rows_picked_several_times_are_added_up_in_their_order():
 def learner(**settings):
     weight = nn.Parameter(torch.ones(2))
     config = OptimizerConfig(
-        learning_rate=0.1, schedule="constant", warmup_fraction=0.0, **settings
+        learning_rate=0.1,
+        schedule="constant",
+        warmup_fraction=0.0,
+        **settings,
     )
     return LocalLearner([weight], config, 10), weight
 

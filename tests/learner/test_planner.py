@@ -143,7 +143,9 @@ PPO = {
 
 def peaks(device=None, shape="llama-2-7b", **sections):
     made = plan(
-        build(Recipe, {**BASE, **sections}, [], where="test"), device or gpu(80), shape=shape
+        build(Recipe, {**BASE, **sections}, [], where="test"),
+        device or gpu(80),
+        shape=shape,
     )
     return {stage.name: stage.peak for stage in made.stages}, made
 
@@ -229,7 +231,10 @@ def test_every_change_that_is_proposed_is_a_recipe_that_is_taken(sections, shall
     )
     for change in proposed:
         build(
-            Recipe, {**BASE, **sections}, change.replace("={}", "={rank=4}").split(), where="test"
+            Recipe,
+            {**BASE, **sections},
+            change.replace("={}", "={rank=4}").split(),
+            where="test",
         )
 
 
@@ -237,7 +242,8 @@ def test_every_change_that_is_proposed_is_a_recipe_that_is_taken(sections, shall
 def test_a_quantized_trunk_is_proposed_on_a_gpu_where_all_stages_have_adapters():
     def planned(device, model=None, **sections):
         recipe = build(
-            Recipe, {"run": "x", "model": {"source": "tiny", **(model or {})}, **sections}
+            Recipe,
+            {"run": "x", "model": {"source": "tiny", **(model or {})}, **sections},
         )
         return plan(recipe, device, shape="llama-2-7b", advise=True)
 
@@ -289,7 +295,8 @@ def test_servers_are_planned_beside_the_learner(shallow):
     )
     sending = 5 * adapter / 2e9 + 4 * 0.005
     assert served["rollout"].seconds == pytest.approx(
-        local["rollout"].seconds / 4 + sending, rel=1e-6
+        local["rollout"].seconds / 4 + sending,
+        rel=1e-6,
     )
     assert served["update"].bytes == local["update"].bytes
 
@@ -329,7 +336,8 @@ def test_whole_weights_of_servers_are_planned(shallow):
     assert not any("adapters" in name for name in served["server, each of 4"].bytes)
     sending = 5 * whole / 2e9 + 4 * 0.005
     assert served["rollout"].seconds == pytest.approx(
-        local["rollout"].seconds / 4 + sending, rel=1e-6
+        local["rollout"].seconds / 4 + sending,
+        rel=1e-6,
     )
 
 
@@ -387,7 +395,7 @@ def test_a_prefill_pass_and_a_draw_need_what_the_allocator_gives(monkeypatch):
     logits, uniforms = torch.randn(512, 8000), torch.rand(512, dtype=torch.float64)
     for sampling in (Sampling(), Sampling(top_p=0.9, temperature=0.7)):
         expected = logits.nbytes + allocated_peak(
-            partial(sample_tokens, logits, uniforms, sampling, cpu_kernels=False)
+            partial(sample_tokens, logits, uniforms, sampling, cpu_kernels=False),
         )
         assert sampler_bytes(512, 8000, torch.float32, sampling) == pytest.approx(expected, rel=0.1)
 

@@ -114,7 +114,7 @@ def test_ranks_that_get_no_further_are_given_up(values, tmp_path):
 def test_what_a_rank_ends_with_by_itself_ends_the_run(values, tmp_path):
     values = {**values, "sft": {**values["sft"], "data": {"path": str(tmp_path / "rows.jsonl")}}}
     (tmp_path / "rows.jsonl").write_text(
-        json.dumps({"prompt": "a " * 5000, "response": "b"}) + "\n"
+        json.dumps({"prompt": "a " * 5000, "response": "b"}) + "\n",
     )
     with pytest.raises(DataError):
         trained(values, tmp_path / "run", ["sft"], 2, restarts=3)
@@ -154,7 +154,10 @@ def test_two_ranks_with_a_server_make_what_one_makes(values, ready, tmp_path, st
         root = standing_on(ready, tmp_path / str(ranks))
         trained({**values, stage: section}, root, [stage], ranks)
         samples.append(
-            [json.loads(line) for line in (root / stage / "samples.jsonl").read_text().splitlines()]
+            [
+                json.loads(line)
+                for line in (root / stage / "samples.jsonl").read_text().splitlines()
+            ],
         )
     one, two = (
         [(row["step"], row["prompt"], row["response"], row["stop"]) for row in rows]
@@ -208,7 +211,11 @@ def test_torchrun_starts_the_ranks(values, alone, tmp_path):
         "run",
     ]
     done = subprocess.run(
-        [*started, str(path)], capture_output=True, text=True, timeout=120, check=False
+        [*started, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert_same(alone / "sft", run / "sft")
@@ -224,7 +231,8 @@ def test_numbers_that_cannot_be(values, tmp_path, monkeypatch):
             build(Recipe, {**values, "run": str(tmp_path), "learner": {key: 9}})
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(
-        ConfigError, match=r"torchrun has started 3 processes and learner\.ranks is 2"
+        ConfigError,
+        match=r"torchrun has started 3 processes and learner\.ranks is 2",
     ):
         trained(values, tmp_path, ["sft"], ranks=2)
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -245,7 +253,7 @@ def test_a_signal_is_passed_on_while_steps_come_faster_than_anybody_waits_for_th
     group, told = object.__new__(Group), threading.Event()
     group.hears, tells = multiprocessing.Pipe(duplex=False)
     group.children = [
-        SimpleNamespace(poll=lambda: 0 if told.is_set() else None, terminate=told.set)
+        SimpleNamespace(poll=lambda: 0 if told.is_set() else None, terminate=told.set),
     ]
 
     def train():

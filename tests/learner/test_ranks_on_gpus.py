@@ -20,7 +20,9 @@ def test_what_needs_all_ranks_runs_on_the_gpu_of_this_rank(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     monkeypatch.setattr(
-        torch.cuda, "set_device", lambda gpu: places.append((gpu, threading.current_thread().name))
+        torch.cuda,
+        "set_device",
+        lambda gpu: places.append((gpu, threading.current_thread().name)),
     )
     ranks = Ranks()
     ranks.together(lambda: places.append("the work"))
@@ -41,10 +43,15 @@ def test_passes_through_cut_layers_have_a_group_that_gives_up(monkeypatch, on_gp
             pass
 
     monkeypatch.setattr(
-        dist, "new_group", lambda **how: groups.append(how) or ("group", len(groups))
+        dist,
+        "new_group",
+        lambda **how: groups.append(how) or ("group", len(groups)),
     )
     monkeypatch.setattr(
-        module.DeviceMesh, "from_group", lambda *how: meshes.append(how), raising=False
+        module.DeviceMesh,
+        "from_group",
+        lambda *how: meshes.append(how),
+        raising=False,
     )
     store = dist.HashStore()
     ranks = Alone(store)

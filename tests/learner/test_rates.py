@@ -115,7 +115,8 @@ def test_a_stage_of_ones_own_takes_the_rate_by_what_its_role_trains():
         )
 
     assert rate("policy") == rate_of(recipe_of("direct"), "direct") and rate(None) == rate_of(
-        recipe_of("direct", lora=False), "direct"
+        recipe_of("direct", lora=False),
+        "direct",
     )
     assert rate("policy", optimizer=OptimizerConfig(learning_rate=0.5)) == 0.5
     with pytest.raises(ValueError, match="needs a learning rate"):
@@ -167,7 +168,7 @@ def test_the_default_moves_a_policy_that_the_old_one_left_where_it_was(tmp_path)
 
 def test_the_page_has_the_rates_that_are_used():
     page = (Path(__file__).parents[2] / "docs" / "methods" / "README.md").read_text(
-        encoding="utf-8"
+        encoding="utf-8",
     )
     lines = [
         [cell.strip() for cell in line.strip("|").split("|")]

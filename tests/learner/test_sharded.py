@@ -65,7 +65,10 @@ def test_two_halves_make_what_one_process_makes(plain, tmp_path, stages, all_wei
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", ["ppo", "grpo", "best_of_n", "online_direct"])
 def test_two_halves_sample_with_a_server_and_make_what_one_process_makes(
-    plain, ready, tmp_path, stage
+    plain,
+    ready,
+    tmp_path,
+    stage,
 ):
     alike = {
         "reward_source": "random",
@@ -123,7 +126,8 @@ def check_parts(folder, ranks):
         for name in files[0].keys() | files[1].keys():
             halves = [file[name] for file in files]
             assert all(half.numel() for half in halves) and torch.equal(
-                torch.cat(halves), tensors.pop(name)
+                torch.cat(halves),
+                tensors.pop(name),
             )
         whole = load_file(checkpoint / "state.safetensors")
         assert whole.keys() == tensors.keys() and not files[0].keys() & whole.keys()

@@ -34,7 +34,8 @@ def test_the_middle_is_better_than_no_optimisation(results):
 
 def test_kl_falls_with_the_tether(results):
     for weak, middle, strong in zip(
-        *(column(results, arm, "kl") for arm in (WEAK, MIDDLE, STRONG)), strict=True
+        *(column(results, arm, "kl") for arm in (WEAK, MIDDLE, STRONG)),
+        strict=True,
     ):
         assert weak > 2 * middle > 4 * strong > 0
 

@@ -119,7 +119,7 @@ def test_a_run_is_sent_by_the_same_cursor(board, folder):
     assert board.run(key, tick)[1] is None
     with (folder / "a" / "ppo" / "samples.jsonl").open("w") as file:
         file.write(
-            json.dumps({"step": 5, "prompt": "p", "response": "\x1b[31mred", "proxy": 1}) + "\n"
+            json.dumps({"step": 5, "prompt": "p", "response": "\x1b[31mred", "proxy": 1}) + "\n",
         )
     with (folder / "a" / "ppo" / "metrics.jsonl").open("a") as file:
         file.write(row(5) + '{"step": 6, "rew')
@@ -148,7 +148,9 @@ def test_a_deleted_run_goes_with_a_sentence(board, folder):
     assert list(ids(board)) == ["b"] and board.overview(METRIC, 0)[1]["ids"] == [ids(board)["b"]]
     assert client.get(f"/stream/{key}").status_code == 404
     answer = client.post(
-        f"/run/{key}/stop", data={"token": form_token(TOKEN)}, headers={"origin": ORIGIN}
+        f"/run/{key}/stop",
+        data={"token": form_token(TOKEN)},
+        headers={"origin": ORIGIN},
     )
     assert answer.status_code == 404 and "deleted or moved" in answer.json()["error"]
 
@@ -156,7 +158,9 @@ def test_a_deleted_run_goes_with_a_sentence(board, folder):
 def test_requests_reach_a_run_of_this_machine_and_nobody_else_can_make_them(tmp_path):
     root = tmp_path / "runs" / "live"
     program = subprocess.Popen(
-        [sys.executable, str(WRITING), str(root), "1000", "0.1"], stdout=subprocess.PIPE, text=True
+        [sys.executable, str(WRITING), str(root), "1000", "0.1"],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
         assert program.stdout is not None and program.stdout.readline() == "1\n"

@@ -47,7 +47,7 @@ def test_damaged_and_endless_lines_are_counted_and_the_rest_comes(tmp_path):
     long = json.dumps({"step": 2, "response": "x" * 10_000_000})
     endless = "[" * (CHUNK + 1000)
     path.write_text(
-        line(1) + "{half\n" + long + "\n" + endless + "\n" + "[1]\n" + line(3) + '{"step": 4'
+        line(1) + "{half\n" + long + "\n" + endless + "\n" + "[1]\n" + line(3) + '{"step": 4',
     )
     lines, given = Lines(path), []
     while rows := lines.read():

@@ -164,7 +164,7 @@ def test_scores_are_chosen_by_a_bar_and_a_step_by_a_curve(tmp_path, browser):
         page.get_by_role("combobox", name="Order").select_option("low")
         assert "answer 1\n" in page.inner_text("#rollouts article >> nth=0") + "\n"
         low, high = page.evaluate(
-            "(range => [range.low, range.high])(bounds([{ points: { x: [1, 2], y: [0.5, 1] } }]))"
+            "(range => [range.low, range.high])(bounds([{ points: { x: [1, 2], y: [0.5, 1] } }]))",
         )
         assert 0.45 < low < 0.5 and 1 < high < 1.05  # no line lies on the edge
         assert page.evaluate("tickTexts(ticks(-1, -0.65, 4))") == ["−1.0", "−0.9", "−0.8", "−0.7"]
@@ -193,7 +193,7 @@ def test_evaluators_have_figures_of_their_own_and_metrics_their_meaning(tmp_path
         assert page.inner_text("#main figcaption") == EVERY[METRIC]
         titles = "all => all.map((one) => one.firstChild.textContent)"
         assert page.eval_on_selector_all("#evaluated figure h3", titles) == [
-            "diversity: different word pairs"
+            "diversity: different word pairs",
         ]
         assert page.inner_text("#evaluated figcaption") == EVERY["diversity/distinct_2"]
         page.click("#others summary")

@@ -140,7 +140,7 @@ def test_the_view_shows_texts_that_cannot_act(tmp_path, monkeypatch):
     assert program.wait(20) == 0
     with (tmp_path / "run" / "ppo" / "samples.jsonl").open("a") as file:
         file.write(
-            '{"step": 3, "prompt": "[bold]p[/]", "response": "\\u001b]0;owned\\u0007", "proxy": 1}\n'
+            '{"step": 3, "prompt": "[bold]p[/]", "response": "\\u001b]0;owned\\u0007", "proxy": 1}\n',
         )
     with (tmp_path / "run" / "ppo" / "alarms.jsonl").open("a") as file:
         file.write('{"step": 2, "detector": "kl", "message": "the KL jumped", "advice": "look"}\n')

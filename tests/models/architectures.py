@@ -222,7 +222,8 @@ def small_model(name: str, seed: int = 0, **settings: Any) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = transformers.AutoModelForCausalLM.from_config(
-            small_config(name, **settings), dtype=torch.float32
+            small_config(name, **settings),
+            dtype=torch.float32,
         )
         for parameter in model.parameters():
             if parameter.dim() > 1:

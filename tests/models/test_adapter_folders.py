@@ -28,7 +28,7 @@ from tether.tools.export import export_model
 
 def lora(**settings):
     return LoraConfig(
-        **{"r": 4, "target_modules": ["q_proj", "down_proj"], "task_type": "CAUSAL_LM", **settings}
+        **{"r": 4, "target_modules": ["q_proj", "down_proj"], "task_type": "CAUSAL_LM", **settings},
     )
 
 
@@ -107,8 +107,9 @@ def test_ends_that_an_adapter_sets_apart_stay_so_in_exports_and_servers(base, tm
     folder = adapter(base, tmp_path / "folder", KINDS[kind])
     expected = logits(
         PeftModel.from_pretrained(
-            transformers.AutoModelForCausalLM.from_pretrained(base), folder
-        ).eval()
+            transformers.AutoModelForCausalLM.from_pretrained(base),
+            folder,
+        ).eval(),
     )
     loaded = open_model(ModelConfig(source=str(folder), dtype="float32"))
     shared = (
@@ -225,7 +226,10 @@ def test_other_adapters_and_classifiers_under_one_are_refused_or_merged(base, tm
     whole = transformers.AutoModelForCausalLM.from_pretrained(base)
     expected = logits(PeftModel.from_pretrained(whole, folder).eval())
     torch.testing.assert_close(
-        logits(open_model(ModelConfig(source=str(folder))).model), expected, atol=1e-4, rtol=0
+        logits(open_model(ModelConfig(source=str(folder))).model),
+        expected,
+        atol=1e-4,
+        rtol=0,
     )
     with pytest.raises(ModelError, match="holds an adapter, and a classifier is loaded whole"):
         ClassifierReward.load(ClassifierConfig(source=str(folder)))

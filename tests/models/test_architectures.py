@@ -94,15 +94,19 @@ def test_experts_that_are_stored_in_four_bits_by_gpt_oss_are_unpacked(tmp_path):
     for name in [name for name in weights if name.endswith(("gate_up_proj", "down_proj"))]:
         experts, inputs, outputs = weights.pop(name).shape
         weights[f"{name}_blocks"] = torch.full(
-            (experts, outputs, inputs // 32, 16), 0x22, dtype=torch.uint8
+            (experts, outputs, inputs // 32, 16),
+            0x22,
+            dtype=torch.uint8,
         )
         weights[f"{name}_scales"] = torch.full(
-            (experts, outputs, inputs // 32), 127 - 3, dtype=torch.uint8
+            (experts, outputs, inputs // 32),
+            127 - 3,
+            dtype=torch.uint8,
         )
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     values = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(
-        json.dumps({**values, "quantization_config": {"quant_method": "mxfp4"}})
+        json.dumps({**values, "quantization_config": {"quant_method": "mxfp4"}}),
     )
     loaded = opened(folder)
     assert loaded.model.model.layers[0].mlp.experts.down_proj.unique().tolist() == [0.125]

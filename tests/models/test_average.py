@@ -149,7 +149,7 @@ def mean_scores(source, roles, lora, encoder):
     assert touched
     weight = torch.stack([r.head.linear.weight.double() * r.head.scale for r in roles]).mean(0)[0]
     bias = torch.stack(
-        [(r.head.linear.bias.double() - r.head.offset) * r.head.scale for r in roles]
+        [(r.head.linear.bias.double() - r.head.offset) * r.head.scale for r in roles],
     ).mean(0)
     ids = [encoder.conversation(talk).ids for talk in TALKS]
     states = [plain.base_model(torch.tensor([row])).last_hidden_state[0, -1] for row in ids]
@@ -164,10 +164,19 @@ def scores(role, encoder):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("config", "targets", "last_layers"), PLACES)
 def test_the_average_is_the_mean_of_merged_weights_and_stays_so_on_disk(
-    folder_of, tmp_path, config, targets, last_layers, kind
+    folder_of,
+    tmp_path,
+    config,
+    targets,
+    last_layers,
+    kind,
 ):
     lora = LoraConfig(
-        rank=RANK, alpha=ALPHA, targets=targets, last_layers=last_layers, **KINDS[kind]
+        rank=RANK,
+        alpha=ALPHA,
+        targets=targets,
+        last_layers=last_layers,
+        **KINDS[kind],
     )
     loaded, roles = opened(folder_of(config), lora)
     encoder = encoder_of(loaded)
@@ -185,7 +194,8 @@ def test_the_average_is_the_mean_of_merged_weights_and_stays_so_on_disk(
     torch.testing.assert_close(scores(again, encoder), expected, atol=2e-5, rtol=1e-5)
     written = export_model(str(tmp_path / "model"), tmp_path / "out", dtype="float32")
     foreign = transformers.AutoModelForSequenceClassification.from_pretrained(
-        tmp_path / "out", dtype=torch.float32
+        tmp_path / "out",
+        dtype=torch.float32,
     ).eval()
     with torch.no_grad():
         ids = [torch.tensor([encoder.conversation(talk).ids]) for talk in TALKS]
@@ -195,7 +205,8 @@ def test_the_average_is_the_mean_of_merged_weights_and_stays_so_on_disk(
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    ("model", "tolerance"), [({"dtype": "bfloat16"}, 2**-7), ({"quantize": "nf4"}, 1e-5)]
+    ("model", "tolerance"),
+    [({"dtype": "bfloat16"}, 2**-7), ({"quantize": "nf4"}, 1e-5)],
 )
 @pytest.mark.parametrize("kind", KINDS)
 def test_rounded_weights_are_averaged_as_they_are_held(folder_of, kind, model, tolerance):

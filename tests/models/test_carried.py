@@ -295,7 +295,10 @@ def _encoding(loaded):
 
 @pytest.mark.parametrize("share", SHARES)
 def test_an_export_in_float32_holds_all_and_one_in_bfloat16_says_what_is_lost(
-    base, tmp_path, share, caplog
+    base,
+    tmp_path,
+    share,
+    caplog,
 ):
     settings, changes = tuned(base, tmp_path / "run", share)
     loaded = open_model(settings)
@@ -455,7 +458,8 @@ def test_servers_without_the_change_get_it_with_each_adapter(base, tmp_path):
     save_model(bare, loaded.tokenizer, TEMPLATE, tmp_path / "bare")
     assert not (tmp_path / "bare" / MERGED_ADAPTER).exists()
     server = transformers.AutoModelForCausalLM.from_pretrained(
-        tmp_path / "bare", dtype=torch.float64
+        tmp_path / "bare",
+        dtype=torch.float64,
     )
     adapted = PeftModel.from_pretrained(server, tmp_path / "sent" / "adapter")
     weights = adapted.merge_and_unload().state_dict()
@@ -555,7 +559,8 @@ def test_gpt2_keeps_its_weights_the_other_way_round(tmp_path):
 
 
 @pytest.mark.skipif(
-    importlib.util.find_spec("bitsandbytes") is None, reason="needs the extra quantize"
+    importlib.util.find_spec("bitsandbytes") is None,
+    reason="needs the extra quantize",
 )
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @torch.no_grad()

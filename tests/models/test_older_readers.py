@@ -104,7 +104,8 @@ def saved(kind, folder):
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_rotary_settings_stand_under_their_older_names_and_newer_readers_see_no_change(
-    tmp_path, kind
+    tmp_path,
+    kind,
 ):
     model, written = saved(kind, tmp_path / "m")
     rotary = MODELS[kind][2]
@@ -135,7 +136,7 @@ def test_families_with_names_of_their_own_have_these(tmp_path):
 def test_a_part_of_a_model_has_them_and_what_is_null_stays():
     text = {"rope_parameters": {"rope_type": "default", "rope_theta": 5e4}, "sliding_window": None}
     written = with_older_names(
-        {"model_type": "x", "text_config": text, "vision_config": {"depth": 2}}
+        {"model_type": "x", "text_config": text, "vision_config": {"depth": 2}},
     )
     assert (
         written["text_config"]["rope_theta"] == 5e4
@@ -162,7 +163,8 @@ def test_tokenizers_have_a_class_that_exists_there_and_the_model_of_sentencepiec
 
 @pytest.mark.slow
 @pytest.mark.skipif(
-    not OLDER, reason="TETHER_TRANSFORMERS_4 names no Python with transformers 4.57"
+    not OLDER,
+    reason="TETHER_TRANSFORMERS_4 names no Python with transformers 4.57",
 )
 @pytest.mark.parametrize("kind", MODELS)
 def test_transformers_4_computes_the_same(tmp_path, kind):
@@ -173,7 +175,12 @@ def test_transformers_4_computes_the_same(tmp_path, kind):
     command = [OLDER, "-c", READ_IN_4, str(tmp_path / "m"), json.dumps(ids[0].tolist())]
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     done = subprocess.run(
-        command, check=False, capture_output=True, text=True, env=environment, timeout=300
+        command,
+        check=False,
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     read = json.loads(done.stdout.splitlines()[-1])

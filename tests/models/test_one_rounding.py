@@ -97,7 +97,8 @@ def test_one_rounding_costs_a_card_little(rows):
     model = Model(nn.Linear, False)
     model.layer = nn.Linear(4096, 4096, bias=False).bfloat16().requires_grad_(False)
     carry(
-        model, MergedChange({"layer": (torch.randn(16, 4096), torch.zeros(4096, 16))}, model.dtype)
+        model,
+        MergedChange({"layer": (torch.randn(16, 4096), torch.zeros(4096, 16))}, model.dtype),
     )
     peft = nn.ModuleDict({"layer": nn.Linear(4096, 4096, bias=False).bfloat16()})
     inject_adapter_in_model(LoraConfig(r=16, target_modules=["layer"]), peft)

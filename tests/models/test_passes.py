@@ -51,7 +51,10 @@ def test_logprobs_equal_those_of_each_sequence_alone(capacity, attention):
     logprobs, _ = Role(model).logprobs(batch)
     order = torch.argsort(batch.sequence * 1000 + batch.step)
     torch.testing.assert_close(
-        logprobs.detach()[order].double(), expected.double(), atol=2e-6, rtol=0
+        logprobs.detach()[order].double(),
+        expected.double(),
+        atol=2e-6,
+        rtol=0,
     )
 
 
@@ -78,10 +81,13 @@ def answers(groups: int = 3, each: int = 3) -> list[Encoded]:
     for answer in range(each):
         for number, prompt in enumerate(prompts):
             reply = torch.randint(
-                5, 200, (1 + 3 * answer + 2 * number,), generator=generator
+                5,
+                200,
+                (1 + 3 * answer + 2 * number,),
+                generator=generator,
             ).tolist()
             rows.append(
-                Encoded(tuple(prompt + reply), (False,) * len(prompt) + (True,) * len(reply))
+                Encoded(tuple(prompt + reply), (False,) * len(prompt) + (True,) * len(reply)),
             )
     return rows
 
@@ -99,7 +105,10 @@ def test_answers_that_share_their_prompt_are_what_they_are_alone(capacity, atten
     logprobs, _ = role.logprobs(batch)
     order = torch.argsort(batch.sequence * 1000 + batch.step)
     torch.testing.assert_close(
-        logprobs.detach()[order].double(), expected.double(), atol=2e-6, rtol=0
+        logprobs.detach()[order].double(),
+        expected.double(),
+        atol=2e-6,
+        rtol=0,
     )
     alone = torch.cat([role.scores(make_batch([row], 0)) for row in rows])
     torch.testing.assert_close(role.scores(batch), alone, atol=2e-6, rtol=0)
@@ -127,7 +136,10 @@ def test_prompts_that_begin_alike_share_that_too(budget, attention):
     logprobs, _ = role.logprobs(batch)
     order = torch.argsort(batch.sequence * 1000 + batch.step)
     torch.testing.assert_close(
-        logprobs.detach()[order].double(), expected.double(), atol=5e-6, rtol=0
+        logprobs.detach()[order].double(),
+        expected.double(),
+        atol=5e-6,
+        rtol=0,
     )
     alone = torch.cat([role.scores(make_batch([row], 0)) for row in rows])
     torch.testing.assert_close(role.scores(batch), alone, atol=5e-6, rtol=0)
@@ -143,7 +155,10 @@ def test_a_prompt_may_be_what_another_begins_with():
     batch = make_batch(rows, 0, document_tokens=100)
     assert batch.ids.shape[0] == 1 and document_length(rows) == 14
     torch.testing.assert_close(
-        Role(model).logprobs(batch)[0].detach().double(), expected.double(), atol=5e-6, rtol=0
+        Role(model).logprobs(batch)[0].detach().double(),
+        expected.double(),
+        atol=5e-6,
+        rtol=0,
     )
 
 
@@ -199,7 +214,10 @@ def test_a_batch_of_answers_that_share_and_of_one_that_does_not():
         order = torch.argsort(batch.sequence * 1000 + batch.step)
         expected = brute_force_logprobs(model, rows)
         torch.testing.assert_close(
-            logprobs.detach()[order].double(), expected.double(), atol=tolerance, rtol=0
+            logprobs.detach()[order].double(),
+            expected.double(),
+            atol=tolerance,
+            rtol=0,
         )
 
 
@@ -228,7 +246,10 @@ def test_padding_stands_at_no_position_that_learned_ones_lack():
     order = torch.argsort(batch.sequence * 1000 + batch.step)
     expected = brute_force_logprobs(model, [*rows, Encoded((5, 6), (False, True))])
     torch.testing.assert_close(
-        role.logprobs(batch)[0].detach()[order].double(), expected.double(), atol=2e-5, rtol=0
+        role.logprobs(batch)[0].detach()[order].double(),
+        expected.double(),
+        atol=2e-5,
+        rtol=0,
     )
     assert role.common_depth == 0
 
@@ -248,7 +269,10 @@ def test_logits_carry_the_models_own_scale_and_cap():
         order = torch.argsort(batch.sequence * 1000 + batch.step)
         expected = brute_force_logprobs(model, rows)
         torch.testing.assert_close(
-            role.logprobs(batch)[0].detach()[order].double(), expected.double(), atol=2e-5, rtol=0
+            role.logprobs(batch)[0].detach()[order].double(),
+            expected.double(),
+            atol=2e-5,
+            rtol=0,
         )
         with torch.no_grad():
             ours, theirs = (
@@ -266,13 +290,18 @@ def gradient(rows, cuts, capacity=None, lora=False, document_tokens=0):
     for cut in cuts:
         logprobs, _ = role.logprobs(
             make_batch(
-                [rows[i] for i in cut], 0, capacity=capacity, document_tokens=document_tokens
-            )
+                [rows[i] for i in cut],
+                0,
+                capacity=capacity,
+                document_tokens=document_tokens,
+            ),
         )
         learner.backward(
             negative_log_likelihood(
-                logprobs, torch.ones_like(logprobs, dtype=torch.bool), denominator=total
-            )
+                logprobs,
+                torch.ones_like(logprobs, dtype=torch.bool),
+                denominator=total,
+            ),
         )
     return torch.cat([m.grad.flatten() for m in learner.masters])
 
@@ -289,7 +318,10 @@ def test_gradient_does_not_depend_on_how_the_step_is_cut(lora):
         ([[0, 1, 2], [3, 4, 5, 6]], 90),
     ):
         torch.testing.assert_close(
-            gradient(rows, cuts, capacity, lora), whole, atol=3e-7, rtol=2e-4
+            gradient(rows, cuts, capacity, lora),
+            whole,
+            atol=3e-7,
+            rtol=2e-4,
         )
 
 
@@ -304,7 +336,10 @@ def test_sharing_a_prompt_does_not_change_the_gradient():
         ([range(9)], None, 26),
     ):
         torch.testing.assert_close(
-            gradient(rows, cuts, capacity, True, document_tokens=limit), apart, atol=3e-7, rtol=2e-4
+            gradient(rows, cuts, capacity, True, document_tokens=limit),
+            apart,
+            atol=3e-7,
+            rtol=2e-4,
         )
 
 
@@ -361,7 +396,10 @@ def test_bfloat16_weights_take_small_steps_through_their_masters():
     learner = LocalLearner(
         [weight],
         OptimizerConfig(
-            learning_rate=1e-4, warmup_fraction=0, schedule="constant", weight_decay=0.0
+            learning_rate=1e-4,
+            warmup_fraction=0,
+            schedule="constant",
+            weight_decay=0.0,
         ),
         1000,
     )
@@ -370,7 +408,10 @@ def test_bfloat16_weights_take_small_steps_through_their_masters():
         learner.step()
     assert weight.dtype == torch.bfloat16
     torch.testing.assert_close(
-        learner.masters[0].detach(), torch.tensor([0.99, 1.01, 0.99, 0.99]), atol=2e-4, rtol=0
+        learner.masters[0].detach(),
+        torch.tensor([0.99, 1.01, 0.99, 0.99]),
+        atol=2e-4,
+        rtol=0,
     )
     # 1e-4 a step alone would never have moved a bfloat16 weight of 1
     assert (weight.float() - 1).abs().min() > 0.005
@@ -390,7 +431,9 @@ def test_learner_state_continues_exactly():
         torch.manual_seed(0)
         weight = torch.nn.Parameter(torch.randn(5, 3).to(torch.bfloat16))
         return weight, LocalLearner(
-            [weight], OptimizerConfig(learning_rate=1e-2, weight_decay=0.1), 6
+            [weight],
+            OptimizerConfig(learning_rate=1e-2, weight_decay=0.1),
+            6,
         )
 
     def advance(weight, learner, steps):

@@ -44,7 +44,9 @@ SMALL = {
 
 
 @pytest.mark.parametrize(
-    "template", [TEMPLATE, PLAIN_TEMPLATE, CHATML, ODD], ids=["tiny", "plain", "chatml", "odd"]
+    "template",
+    [TEMPLATE, PLAIN_TEMPLATE, CHATML, ODD],
+    ids=["tiny", "plain", "chatml", "odd"],
 )
 @pytest.mark.parametrize("system", [None, 'You\'re "it" {{ x }} %} {% raw %} 😀\n'])
 @pytest.mark.parametrize("stop_ids", [(1,), (1, 2), (2, 1)])
@@ -56,10 +58,12 @@ def test_the_text_of_the_template_gives_the_ids_that_are_trained_on(template, sy
         for whole in (True, False):
             tokenizer.chat_template = whole_template(encoder, to_the_end=whole)
             asked = tokenizer.apply_chat_template(
-                rows[:-1], tokenize=False, add_generation_prompt=True
+                rows[:-1],
+                tokenize=False,
+                add_generation_prompt=True,
             )
             assert tuple(tokenizer(asked, add_special_tokens=False).input_ids) == encoder.prompt(
-                talk[:-1]
+                talk[:-1],
             )
         tokenizer.chat_template = whole_template(encoder, to_the_end=True)
         told = tokenizer.apply_chat_template(rows, tokenize=False)
@@ -89,7 +93,11 @@ def test_a_classifier_gives_the_heads_numbers(family, outputs, each_token, tmp_p
     }.get(family, {})
     torch.manual_seed(0)
     config = getattr(transformers, f"{family}Config")(
-        **sizes, **more, pad_token_id=0, bos_token_id=None, eos_token_id=1
+        **sizes,
+        **more,
+        pad_token_id=0,
+        bos_token_id=None,
+        eos_token_id=1,
     )
     causal = transformers.AutoModelForCausalLM.from_config(config).eval()
     ids, scorer = torch.tensor([[5, 7, 9, 1]]), head(outputs)
@@ -106,13 +114,19 @@ def test_a_classifier_gives_the_heads_numbers(family, outputs, each_token, tmp_p
         torch.testing.assert_close(given, expected.view(4, outputs), atol=1e-5, rtol=1e-5)
     else:
         torch.testing.assert_close(
-            given + getattr(model.config, OFFSET), expected[-1:], atol=1e-5, rtol=1e-5
+            given + getattr(model.config, OFFSET),
+            expected[-1:],
+            atol=1e-5,
+            rtol=1e-5,
         )
 
 
 def test_a_family_without_a_classifier_is_refused():
     config = transformers.MambaConfig(
-        vocab_size=50, hidden_size=16, state_size=4, num_hidden_layers=1
+        vocab_size=50,
+        hidden_size=16,
+        state_size=4,
+        num_hidden_layers=1,
     )
     with pytest.raises(ModelError, match="no classifier of sequences for MambaForCausalLM"):
         classifier(transformers.MambaForCausalLM(config), head(1, 16))
@@ -123,7 +137,9 @@ def test_padding_that_ends_nothing_is_found_or_made(rows, grown):
     inner = Tokenizer(models.WordLevel({"<eos>": 0, "a": 1, "b": 2, "c": 3}, unk_token="<eos>"))
     inner.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=inner, eos_token="<eos>", pad_token="<eos>"
+        tokenizer_object=inner,
+        eos_token="<eos>",
+        pad_token="<eos>",
     )
     model = tiny_model(vocab=rows)
     if grown:

@@ -134,7 +134,7 @@ def logprobs(model, ids):
 
 def text(length, seed=0):
     return tuple(
-        torch.randint(5, 200, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+        torch.randint(5, 200, (length,), generator=torch.Generator().manual_seed(seed)).tolist(),
     )
 
 

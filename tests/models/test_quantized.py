@@ -33,7 +33,8 @@ from tether.tools.doctor import check_stage
 from tether.tools.export import export_model
 
 needs_library = pytest.mark.skipif(
-    importlib.util.find_spec("bitsandbytes") is None, reason="needs the extra quantize"
+    importlib.util.find_spec("bitsandbytes") is None,
+    reason="needs the extra quantize",
 )
 NF4 = ModelConfig(source="tiny", dtype="float32", quantize="nf4")
 TALK = (user("how are you?"), assistant("well, and yourself?"))
@@ -134,7 +135,7 @@ def test_the_engine_samples_from_the_policy_that_is_trained(tmp_path):
     values = recipe(tmp_path, tmp_path / "run")
     values["ppo"] |= {"reward_source": "random"}
     section = build(Recipe, {**values, "model": {**values["model"], "quantize": "nf4"}}).section(
-        "ppo"
+        "ppo",
     )
     stage, _ = online_stage(section, NF4, None, 0)
     checks = check_stage(stage, [Prompt((user("one"),), "a"), Prompt((user("two"),), "b")])
@@ -226,7 +227,11 @@ def bowl(**settings):
     )
     targets = torch.randn(64, 128), torch.randn(8)
     config = OptimizerConfig(
-        learning_rate=0.05, schedule="constant", warmup_fraction=0.0, max_grad_norm=1e9, **settings
+        learning_rate=0.05,
+        schedule="constant",
+        warmup_fraction=0.0,
+        max_grad_norm=1e9,
+        **settings,
     )
     learner = LocalLearner([matrix, vector], config, 200)
 
@@ -364,7 +369,8 @@ def test_the_plan_counts_what_is_held():
     states = [p.quant_state for p in model.parameters() if p.dtype == torch.uint8]
     constants = weight_bytes([t for s in states for t in (s.absmax, s.state2.absmax)])
     assert held_bytes(shape, "nf4") - largest == pytest.approx(
-        weight_bytes(model.parameters()) + constants, rel=1e-3
+        weight_bytes(model.parameters()) + constants,
+        rel=1e-3,
     )
     weight = nn.Parameter(torch.zeros(256, 256, dtype=torch.bfloat16))
     learner = LocalLearner([weight], OptimizerConfig(learning_rate=0.1, kind="adamw8bit"), 2)

@@ -53,7 +53,9 @@ MODELS = {
     "gpt2": lambda: transformers.GPT2Config(**GPT2),
     "experts": lambda: transformers.Qwen3MoeConfig(**WIDE, **EXPERTS),
     "latent": lambda: transformers.DeepseekV3Config(
-        **{**WIDE, **LATENT, "num_key_value_heads": 4}, first_k_dense_replace=2, n_routed_experts=4
+        **{**WIDE, **LATENT, "num_key_value_heads": 4},
+        first_k_dense_replace=2,
+        n_routed_experts=4,
     ),
 }
 TALK = (user("one two"), assistant("three four five"))
@@ -68,7 +70,7 @@ def folder_of(tmp_path_factory):
             torch.manual_seed(0)
             made[kind] = tmp_path_factory.mktemp(kind)
             transformers.AutoModelForCausalLM.from_config(MODELS[kind]()).save_pretrained(
-                made[kind]
+                made[kind],
             )
             tiny_tokenizer().save_pretrained(made[kind])
         return str(made[kind])
@@ -198,7 +200,7 @@ def test_what_is_trained_samples_and_is_exported(folder_of, tmp_path, model, tar
         {} if kind == "plain" else {kind: 1 if kind == "last_layers" else True},
     )
     policy = moved(
-        new_role(loaded, "policy", LoraConfig(rank=4, alpha=8.0, targets=targets, **how), seed=0)
+        new_role(loaded, "policy", LoraConfig(rank=4, alpha=8.0, targets=targets, **how), seed=0),
     )
     trained = logprobs(policy, encoder)
     assert (trained - logprobs(Role(loaded.model), encoder)).abs().max() > 1e-2, (
@@ -209,19 +211,25 @@ def test_what_is_trained_samples_and_is_exported(folder_of, tmp_path, model, tar
     # the adapters are off now, as they are after a pass of the reference
     logprobs(Role(loaded.model), encoder)
     (group,) = engine.generate(
-        [Prompt(TALK[:1])], Sampling(temperature=1.0, max_new_tokens=8), num_samples=2
+        [Prompt(TALK[:1])],
+        Sampling(temperature=1.0, max_new_tokens=8),
+        num_samples=2,
     )
     for rollout in group.rollouts:
         batch = make_batch([encoder.rollout(rollout.prompt_ids, rollout.response_ids)], 0)
         with torch.no_grad():
             torch.testing.assert_close(
-                policy.logprobs(batch)[0], torch.tensor(rollout.logprobs), atol=2e-4, rtol=0
+                policy.logprobs(batch)[0],
+                torch.tensor(rollout.logprobs),
+                atol=2e-4,
+                rtol=0,
             )
 
     save_trained(policy, loaded, tmp_path / "policy", kind="policy")
     export_model(str(tmp_path / "policy"), tmp_path / "out", dtype="float32")
     read = transformers.AutoModelForCausalLM.from_pretrained(
-        tmp_path / "out", dtype=torch.float32
+        tmp_path / "out",
+        dtype=torch.float32,
     ).eval()
     torch.testing.assert_close(logprobs(Role(read), encoder), trained, atol=2e-4, rtol=0)
 

@@ -73,7 +73,7 @@ def healthy(rng: random.Random, number: int) -> Step:
             tokens = max(5, round(rng.gauss(34 - 0.3 * number, 8)))
             score = rng.gauss(0.12 * number, 1.2)
             rows.append(
-                Row(f"{p} {prompt}", sentence(rng, tokens - 1), score, tokens, rng.random() < 0.9)
+                Row(f"{p} {prompt}", sentence(rng, tokens - 1), score, tokens, rng.random() < 0.9),
             )
             rows[-1].parts = {f"member_{m}": score + rng.gauss(0, 0.4) for m in range(4)}
     metrics = {
@@ -203,10 +203,14 @@ CASES = {
     "mode_collapse": Case(collapsed, 2),
     "entropy_collapse": Case(metric("policy/entropy", lambda age: 1.6 * 0.5**age), 4),
     "kl_explosion": Case(
-        metric("kl/policy_reference_k1", lambda age: 20.0 + 15 * age), 4, besides=KL
+        metric("kl/policy_reference_k1", lambda age: 20.0 + 15 * age),
+        4,
+        besides=KL,
     ),
     "kl_acceleration": Case(
-        metric("kl/policy_reference_k1", lambda age: 5 * 1.5 ** (age + 1)), 5, besides=KL
+        metric("kl/policy_reference_k1", lambda age: 5 * 1.5 ** (age + 1)),
+        5,
+        besides=KL,
     ),
     "long_updates": Case(metric("policy/clip_fraction", lambda age: 0.83), 3),
     "truncation": Case(truncated, 3),
@@ -224,7 +228,9 @@ CASES = {
 
 
 def run_of(
-    seed: int, plant: Callable[[Step, int, random.Random], None] | None = None, last: int = STEPS
+    seed: int,
+    plant: Callable[[Step, int, random.Random], None] | None = None,
+    last: int = STEPS,
 ) -> list[Step]:
     """A run whose steps from `ONSET` to `last` carry the fault."""
     steps = []
@@ -265,7 +271,10 @@ def observe(watch: Watch, number: int, step: Step) -> list:
         for row in step.rows
     ]  # fmt: skip
     return watch.observe(
-        number, logged(step), rollouts, [Score(row.score, row.parts) for row in step.rows]
+        number,
+        logged(step),
+        rollouts,
+        [Score(row.score, row.parts) for row in step.rows],
     )
 
 
@@ -303,7 +312,8 @@ def test_evidence_is_what_shows_the_fault_most():
     assert [row.tokens for row in shown] == sorted((row.tokens for row in rows), reverse=True)[:3]
     shown, rows = evidence("truncation")
     assert [row.tokens for row in shown] == sorted(
-        (row.tokens for row in rows if not row.finished), reverse=True
+        (row.tokens for row in rows if not row.finished),
+        reverse=True,
     )[:3]
     shown, rows = evidence("score_jump")
     assert [row.score for row in shown] == sorted((row.score for row in rows), reverse=True)[:3]
@@ -544,17 +554,20 @@ def test_measures_of_texts_by_hand():
     assert texts.repetition(["a", "b"]) == 0.0
     assert texts.word_tokens("don't 東京!") == ["don't", "東", "京", "!"]
     assert texts.parroting(
-        ["what", "is", "red", "paint", "made", "of"], ["red", "paint", "made", "by", "hand"]
+        ["what", "is", "red", "paint", "made", "of"],
+        ["red", "paint", "made", "by", "hand"],
     ) == pytest.approx(1 / 4)
     assert texts.similarity([["a", "b", "c"], ["a", "b", "d"], ["x", "y"]]) == pytest.approx(
-        (1 / 3 + 0 + 0) / 3
+        (1 / 3 + 0 + 0) / 3,
     )
     assert texts.format_marks(
-        "# T\n- a\n2. b\n**c** \\boxed{4} <b>x</b>\n```\n", 20
+        "# T\n- a\n2. b\n**c** \\boxed{4} <b>x</b>\n```\n",
+        20,
     ) == pytest.approx(100 * 8 / 20)
     assert texts.format_marks("A minus - sign, 2*3*4, a_b_c, 3.5 and x < y.", 15) == 0.0
     assert texts.hedges(
-        "Perhaps. I’m not sure; it depends on may and maypoles.", 20
+        "Perhaps. I’m not sure; it depends on may and maypoles.",
+        20,
     ) == pytest.approx(15.0)
     assert texts.phrases(["a", "7", "b"]) == {
         "a",
@@ -583,7 +596,7 @@ def test_pooled_statistics_against_scipy():
     every = np.concatenate([a for a, _ in batches])
     count, mean, noise = texts.pool([texts.moments(a) for a, _ in batches])
     assert (count, mean, math.sqrt(noise)) == pytest.approx(
-        (23, every.mean(), scipy.stats.sem(every))
+        (23, every.mean(), scipy.stats.sem(every)),
     )
     # Ranks 2, 3.5, 3.5, 5, 1 and 2.5, 2.5, 4.5, 4.5, 1 about their mean of 3; one length or one
     # response says nothing.

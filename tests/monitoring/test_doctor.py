@@ -41,7 +41,8 @@ PROMPTS = [
     for n, text in enumerate(["one", "two two", "three", "a longer one"])
 ]
 OTHER = TEMPLATE.replace("<|{{ message['role'] }}|>", "{{ message['role'] }}: ").replace(
-    "<|assistant|>", "assistant: "
+    "<|assistant|>",
+    "assistant: ",
 )
 
 
@@ -183,7 +184,9 @@ def test_a_reference_that_is_the_policy_itself_is_found():
 def test_an_optimizer_that_has_not_the_policys_weights_is_found():
     stage = make()
     stage.learner = LocalLearner(
-        [torch.nn.Parameter(torch.ones(3))], OptimizerConfig(learning_rate=1e-5), 1
+        [torch.nn.Parameter(torch.ones(3))],
+        OptimizerConfig(learning_rate=1e-5),
+        1,
     )
     assert "not the policy's" in findings(stage)["shared weights"].message
 
@@ -202,10 +205,12 @@ class Untethered(PolicyGradient):
 
 
 @pytest.mark.parametrize(
-    "settings", [{"algorithm": "ppo"}, {"algorithm": "rloo"}, {"algorithm": "reinforce"}]
+    "settings",
+    [{"algorithm": "ppo"}, {"algorithm": "rloo"}, {"algorithm": "reinforce"}],
 )
 @pytest.mark.parametrize(
-    ("kind", "says"), [(PaidToLeave, "wrong sign"), (Untethered, "is missing in")]
+    ("kind", "says"),
+    [(PaidToLeave, "wrong sign"), (Untethered, "is missing in")],
 )
 def test_a_kl_of_the_wrong_sign_or_none_in_the_reward_is_found(kind, says, settings):
     found = findings(make(kind, **settings))
@@ -286,7 +291,8 @@ def test_a_penalty_for_answers_without_end_counts():
     """
     stops = tuple(range(1, 60))
     reward = SimpleNamespace(
-        name="length", score=lambda rollouts: [Score(0.5 * len(r.response_ids)) for r in rollouts]
+        name="length",
+        score=lambda rollouts: [Score(0.5 * len(r.response_ids)) for r in rollouts],
     )
     common = {"algorithm": "rloo", "reward": reward, "stop_ids": stops, "max_new_tokens": 32}
     assert "prefers endless" in findings(make(**common))["empty or endless answers"].message
@@ -355,10 +361,12 @@ def test_a_learning_rate_lost_in_bfloat16_is_found():
         return doctor.lost_updates(kind(parameters, lr=rate, **more))
 
     assert isinstance(examined([ones], 1e-3), Finding) and isinstance(
-        examined([ones], 1e-2), Healthy
+        examined([ones], 1e-2),
+        Healthy,
     )
     assert isinstance(examined([small], 1e-3), Healthy) and isinstance(
-        examined([ones, small], 1e-3), Healthy
+        examined([ones, small], 1e-3),
+        Healthy,
     )
     assert isinstance(examined([ones], 1.0, torch.optim.SGD), doctor.Unexamined)
     assert isinstance(
@@ -369,7 +377,7 @@ def test_a_learning_rate_lost_in_bfloat16_is_found():
 
 def test_an_engine_that_does_not_stop_where_turns_end_is_found():
     assert findings(make(stop_ids=(40,)))["stop tokens"].message.startswith(
-        "The engine does not stop"
+        "The engine does not stop",
     )
     stage = make()
     stage.engine.encoder = ChatEncoder(tiny_tokenizer(), (1, 40))
@@ -387,7 +395,8 @@ def test_an_engine_that_does_not_stop_where_turns_end_is_found():
 )
 def test_scores_that_teach_nothing_are_found(values, severity):
     reward = SimpleNamespace(
-        name="planted", score=lambda rollouts: [Score(v) for v in values[: len(rollouts)]]
+        name="planted",
+        score=lambda rollouts: [Score(v) for v in values[: len(rollouts)]],
     )
     assert findings(make(reward=reward))["scores"].severity == severity
     assert doctor.scores([Score(0.0)] * 4, checked=True).severity == "warning"
@@ -415,7 +424,8 @@ def test_a_nat_that_costs_half_a_deviation_is_found_before_training(settings, de
         settings.get("factor", 1),
     )
     reward = SimpleNamespace(
-        name="planted", score=lambda rs: [Score(factor * (n % 5) / 50) for n, _ in enumerate(rs)]
+        name="planted",
+        score=lambda rs: [Score(factor * (n % 5) / 50) for n, _ in enumerate(rs)],
     )
     found = findings(make(algorithm="reinforce", reward=reward, **settings))
     assert ("KL scale" in found) == dear
@@ -553,7 +563,7 @@ def test_the_age_of_samples_is_no_disagreement_of_the_engine():
     assert not [r for r in check_rows(log(**ages), SETTINGS) if isinstance(r, Finding)]
     ages["policy/engine_gap"] = lambda r, n: 0.4
     assert [r.check for r in check_rows(log(**ages), SETTINGS) if isinstance(r, Finding)] == [
-        "temperature"
+        "temperature",
     ]
 
 
@@ -569,7 +579,7 @@ def recipe(tmp_path_factory):
     """A recipe on the tiny model with prompts of its own and no other data."""
     folder = tmp_path_factory.mktemp("doctor")
     (folder / "prompts.jsonl").write_text(
-        "".join(json.dumps({"prompt": w}) + "\n" for w in ("one", "two", "three", "four"))
+        "".join(json.dumps({"prompt": w}) + "\n" for w in ("one", "two", "three", "four")),
     )
     text = f"""
 run = "{folder / "run"}"
@@ -648,7 +658,7 @@ def test_the_command_reads_recipes_and_runs_and_exits_with_2_on_an_error(recipe,
     planted = tmp_path / "ppo"
     planted.mkdir()
     (planted / "metrics.jsonl").write_text(
-        "".join(json.dumps(row) + "\n" for row in log(**PLANTED["another reference"][0]))
+        "".join(json.dumps(row) + "\n" for row in log(**PLANTED["another reference"][0])),
     )
     (planted / "config.json").write_text(json.dumps({"ppo": SETTINGS}))
     capsys.readouterr()
@@ -667,7 +677,7 @@ def test_a_warning_is_no_error():
     console = Console(record=True, width=120)
     console.print(findings_table({"ppo": [Healthy("bf16", "ok"), warning]}))
     assert "0 errors, 1 warning" in (text := console.export_text()) and text.index(
-        "Many [updates]"
+        "Many [updates]",
     ) < text.index("ok")
 
 

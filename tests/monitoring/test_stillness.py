@@ -80,7 +80,7 @@ def pair_log(seed: int, updates: int, margin: float, beta: float = 0.1):
                 "margin": sum(margins) / 16,
                 "learning_rate": 1e-6,
                 "grad_norm": 1.0,
-            }
+            },
         )
     return rows, {"loss": "dpo", "beta": beta}
 
@@ -96,7 +96,7 @@ def test_the_trend_of_a_series_is_that_of_least_squares():
         values = (0.01 * np.arange(size) + rng.normal(size=size)).tolist()
         line, found = scipy.stats.linregress(range(size), values), drift(values)
         assert found.change == pytest.approx(
-            line.slope * (size - 1)
+            line.slope * (size - 1),
         ) and found.error == pytest.approx(line.stderr * (size - 1))
     assert drift([1.0] * 30).change == 0 and not drift([1.0] * 30).sure
     at_once = [3.0] * 4 + [1.0] * 396  # moves at first, rests for the hundred times that
@@ -155,10 +155,12 @@ def test_margins_at_0_are_found_and_small_ones_left_alone():
 def test_a_held_out_loss_speaks_for_demonstrations():
     rows = [{"step": n, "loss": 2.0 + (-1) ** n * 0.4, "learning_rate": 1e-6} for n in range(1, 9)]
     assert isinstance(
-        check_movement(rows, {}, {"eval_loss_before": 2.0, "eval_loss": 1.999}), Finding
+        check_movement(rows, {}, {"eval_loss_before": 2.0, "eval_loss": 1.999}),
+        Finding,
     )
     assert isinstance(
-        check_movement(rows, {}, {"eval_loss_before": 2.0, "eval_loss": 1.96}), Healthy
+        check_movement(rows, {}, {"eval_loss_before": 2.0, "eval_loss": 1.96}),
+        Healthy,
     )
     assert isinstance(check_movement(rows, {}), Unexamined)
 
@@ -176,7 +178,8 @@ def test_a_reward_model_that_beats_a_coin_for_sure_has_moved():
         {"heldout_accuracy": {"value": v, "low": v - 0.07, "high": v + 0.07}} for v in (0.53, 0.64)
     )
     assert isinstance(check_movement(rows, {}), Finding) and isinstance(
-        check_movement(rows, {}, at_rest), Finding
+        check_movement(rows, {}, at_rest),
+        Finding,
     )
     healthy = check_movement(rows, {}, learned)
     assert isinstance(healthy, Healthy) and "64.0% of held-out pairs" in healthy.evidence
@@ -187,7 +190,8 @@ def test_nobody_is_judged_in_the_warm_up_or_after_a_few_steps():
         {**row, "learning_rate": 1e-7 * row["step"]} for row in sampled_log(0, 40, 64, kl=0.0001)
     ]
     assert isinstance(check_movement(rising, {}), Unexamined) and isinstance(
-        check_movement(rising[:5], {}), Unexamined
+        check_movement(rising[:5], {}),
+        Unexamined,
     )
     assert isinstance(check_movement([], {}), Unexamined)
 
@@ -224,7 +228,7 @@ def recipe(folder, rate: float, section: str):
     rows = [{"prompt": w, "chosen": w + "!", "rejected": "no " + w} for w in words]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "letters.py").write_text(
-        "def share(prompts, texts):\n    return [t.count('e') / max(1, len(t)) for t in texts]\n"
+        "def share(prompts, texts):\n    return [t.count('e') / max(1, len(t)) for t in texts]\n",
     )
     common = {"data": {"path": str(folder / "rows.jsonl")}, "optimizer": {"learning_rate": rate}}
     sampling = {

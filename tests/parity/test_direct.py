@@ -70,7 +70,10 @@ def same(ours, theirs):
         limit = 1e-5 * float(gradients[name].abs().max())
         assert limit > 0
         torch.testing.assert_close(
-            parameter.grad, gradients[name], atol=max(limit, 1e-7), rtol=1e-3
+            parameter.grad,
+            gradients[name],
+            atol=max(limit, 1e-7),
+            rtol=1e-3,
         )
 
 
@@ -155,7 +158,8 @@ def batch(texts):
         ]
         made[f"{side}_input_ids"] = pad_sequence(ids, batch_first=True, padding_value=0)
         made[f"{side}_attention_mask"] = pad_sequence(
-            [torch.ones_like(i) for i in ids], batch_first=True
+            [torch.ones_like(i) for i in ids],
+            batch_first=True,
         )
         made[f"{side}_labels"] = pad_sequence(labels, batch_first=True, padding_value=-100)
     return made

@@ -39,7 +39,7 @@ def test_trl_scores_completions_as_tether_does(tmp_path, tail):
     )
     tokenizer.save_pretrained(tmp_path / "base")
     loaded = open_model(
-        ModelConfig(source=str(tmp_path / "base"), dtype="float32", system_prompt="Be brief.")
+        ModelConfig(source=str(tmp_path / "base"), dtype="float32", system_prompt="Be brief."),
     )
     role = Role(
         add_adapter(loaded.model, "reward", LoraConfig(rank=4), seed=1),
@@ -59,15 +59,24 @@ def test_trl_scores_completions_as_tether_does(tmp_path, tail):
     completions = [[{"role": "assistant", "content": r}] for _, r in TALKS]
     how = {"use_cpu": True, "bf16": False, "report_to": [], "gradient_checkpointing": False}
     config = trl.GRPOConfig(
-        str(tmp_path / "out"), per_device_train_batch_size=2, num_generations=2, **how
+        str(tmp_path / "out"),
+        per_device_train_batch_size=2,
+        num_generations=2,
+        **how,
     )
     rows = Dataset.from_list([{"prompt": prompt} for prompt in prompts])
     reward = str(tmp_path / "exported")
     trainer = trl.GRPOTrainer(
-        model=str(tmp_path / "base"), reward_funcs=reward, args=config, train_dataset=rows
+        model=str(tmp_path / "base"),
+        reward_funcs=reward,
+        args=config,
+        train_dataset=rows,
     )
     given = trainer._calculate_rewards(
-        [{"prompt": prompt} for prompt in prompts], prompts, completions, [[0]] * 3
+        [{"prompt": prompt} for prompt in prompts],
+        prompts,
+        completions,
+        [[0]] * 3,
     )[:, 0]
     torch.testing.assert_close(given + constant, expected, atol=1e-4, rtol=0)
     assert expected.std() > 0.01

@@ -71,7 +71,11 @@ def ours(**settings):
     groups = stage.engine.generate(PROMPTS, config.sampling, num_samples=GROUP, seed=3)
     rollouts = [r for g in groups for r in g.rollouts]
     experience = Experience(
-        rollouts, stage.reward.score(rollouts), ENCODER, 64, torch.device("cpu")
+        rollouts,
+        stage.reward.score(rollouts),
+        ENCODER,
+        64,
+        torch.device("cpu"),
     )
     stage.old_from_update = False  # the old policy is not the present one here
     stage.evaluate(experience)
@@ -140,7 +144,10 @@ def same_gradients(stage, model, factor=1.0):
         limit = 2e-5 * float(grads[name].abs().max())
         assert limit > 0
         torch.testing.assert_close(
-            parameter.grad * factor, grads[name], atol=max(limit, 1e-7), rtol=1e-3
+            parameter.grad * factor,
+            grads[name],
+            atol=max(limit, 1e-7),
+            rtol=1e-3,
         )
 
 
@@ -184,11 +191,14 @@ CASES = {
 def test_grpo_and_its_kin(name, tmp_path):
     settings, options = CASES[name]
     stage, experience, loss = ours(
-        algorithm="grpo", epochs=2, **{"kl": {"report": True}, **settings}
+        algorithm="grpo",
+        epochs=2,
+        **{"kl": {"report": True}, **settings},
     )
     trainer = trainer_of(trl.GRPOTrainer, trl.GRPOConfig, tmp_path, **options)
     inputs = theirs(
-        experience, group_scores(experience, divided=options.get("scale_rewards") != "none")
+        experience,
+        group_scores(experience, divided=options.get("scale_rewards") != "none"),
     )
     trainer.args.steps_per_generation = 1
     their_loss = trainer._compute_loss(trainer.model.train(), inputs)

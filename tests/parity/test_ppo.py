@@ -33,7 +33,8 @@ from tether.stages.rollouts import Experience
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".bench" / "trl-ppo" / "bin" / "python"
 pytestmark = pytest.mark.skipif(
-    not PYTHON.is_file(), reason=("no environment with TRL 1.12: `make peers` makes .bench/trl-ppo")
+    not PYTHON.is_file(),
+    reason=("no environment with TRL 1.12: `make peers` makes .bench/trl-ppo"),
 )
 
 ENCODER = ChatEncoder(tiny_tokenizer(), (1,))
@@ -71,7 +72,12 @@ def run(folder, **more):
     script = Path(__file__).with_name("trl_ppo_side.py")
     command = [str(PYTHON), str(script), str(folder)]
     done = subprocess.run(
-        command, check=False, env=environment, capture_output=True, text=True, timeout=300
+        command,
+        check=False,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return folder, load_file(folder / "kept.safetensors")
@@ -132,7 +138,7 @@ def ours(folder, kept):
                 0,
                 Sampling(max_new_tokens=LENGTH),
                 PROMPTS[0],
-            )
+            ),
         )
     scores = [Score(float(value)) for value in kept["rollout/scores"]]
     experience = Experience(rows, scores, ENCODER, 256, torch.device("cpu"))
@@ -164,7 +170,7 @@ def test_log_probabilities_values_and_kl(name, request):
     ):
         close(getattr(experience, mine)[mask], kept[f"rollout/{name}"][:, :width][mask])
     without_score = experience.rewards - experience.at_last(
-        torch.tensor([s.value for s in experience.scores])
+        torch.tensor([s.value for s in experience.scores]),
     )
     kl = kept["rollout/logprobs"] - kept["rollout/ref_logprobs"]
     close(without_score[mask], -BETA * kl[:, :width][mask])
@@ -197,7 +203,11 @@ def test_a_whole_step(whole):
     for name, value in expected.items():
         assert value.abs().max() > 0, name
         torch.testing.assert_close(
-            found[name], value, atol=2e-5 * float(value.abs().max()) + 1e-8, rtol=1e-3, msg=name
+            found[name],
+            value,
+            atol=2e-5 * float(value.abs().max()) + 1e-8,
+            rtol=1e-3,
+            msg=name,
         )
 
 

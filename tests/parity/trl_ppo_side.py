@@ -50,7 +50,10 @@ def main():
         if "returns" in variables and "rollout/returns" not in kept:
             kept.update({f"rollout/{name}": variables[name].detach().float() for name in ROLLOUT})
             kept.update(
-                {f"rollout/{name}": variables[name] for name in ("padding_mask", "padding_mask_p1")}
+                {
+                    f"rollout/{name}": variables[name]
+                    for name in ("padding_mask", "padding_mask_p1")
+                },
             )
 
     ppo_trainer.empty_cache = watch
@@ -61,7 +64,9 @@ def main():
     )
     scorer, critic = (
         AutoModelForSequenceClassification.from_pretrained(
-            folder / n, num_labels=1, dtype=torch.float32
+            folder / n,
+            num_labels=1,
+            dtype=torch.float32,
         )
         for n in ("scorer", "critic")
     )
@@ -87,7 +92,14 @@ def main():
         **task["settings"],
     )
     trainer = PPOTrainer(
-        config, tokenizer, policy, reference, scorer, rows, critic, eval_dataset=rows
+        config,
+        tokenizer,
+        policy,
+        reference,
+        scorer,
+        rows,
+        critic,
+        eval_dataset=rows,
     )
     backward, epoch = trainer.accelerator.backward, 0
 
@@ -102,7 +114,7 @@ def main():
             {
                 f"{epoch}/{name}.grad": variables[name].grad.clone()
                 for name in ("new_logprobs", "vpred")
-            }
+            },
         )
         if epoch == 0:
             kept.update(
@@ -110,14 +122,15 @@ def main():
                     f"grad/{n}": p.grad.clone()
                     for n, p in trainer.model.named_parameters()
                     if p.grad is not None
-                }
+                },
             )
         epoch += 1
 
     trainer.accelerator.backward = watched
     trainer.train()
     save_file(
-        {name: tensor.contiguous() for name, tensor in kept.items()}, folder / "kept.safetensors"
+        {name: tensor.contiguous() for name, tensor in kept.items()},
+        folder / "kept.safetensors",
     )
 
 

@@ -27,7 +27,7 @@ class WordEmbedder:
                 .split()
             ):
                 generator = torch.Generator().manual_seed(
-                    sum(ord(c) * 31**i for i, c in enumerate(word)) % 2**31
+                    sum(ord(c) * 31**i for i, c in enumerate(word)) % 2**31,
                 )
                 vector += torch.randn(256, generator=generator)
             rows.append(torch.nn.functional.normalize(vector + 1e-6, dim=0))

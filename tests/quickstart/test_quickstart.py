@@ -30,7 +30,8 @@ SHORT = [
 
 def config(root, *overrides, arms=()):
     return read_recipe(
-        "smoke", [*FEW, *SHORT, f"run={root}", *(ARMS[arm] for arm in arms), *overrides]
+        "smoke",
+        [*FEW, *SHORT, f"run={root}", *(ARMS[arm] for arm in arms), *overrides],
     )
 
 

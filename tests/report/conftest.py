@@ -15,7 +15,8 @@ import pytest
 def synthetic() -> ModuleType:
     """The module that writes invented runs; it is no test, so it is loaded by its path."""
     spec = importlib.util.spec_from_file_location(
-        "synthetic_run", Path(__file__).with_name("synthetic_run.py")
+        "synthetic_run",
+        Path(__file__).with_name("synthetic_run.py"),
     )
     assert spec
     assert spec.loader

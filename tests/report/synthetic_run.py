@@ -44,7 +44,10 @@ def estimate(value: float, low: float, high: float, count: int = 200) -> dict[st
 
 
 def ppo_rows(
-    steps: int = STEPS, kl_speed: float = 1.0, gold_turn: float = 0.9, seed: int = 0
+    steps: int = STEPS,
+    kl_speed: float = 1.0,
+    gold_turn: float = 0.9,
+    seed: int = 0,
 ) -> list[dict[str, Any]]:
     """A policy that climbs its proxy and whose gold turns down after `gold_turn` of the way."""
     draw = random.Random(seed)
@@ -140,7 +143,7 @@ def answer_rows(count: int = 200, seed: int = 1) -> list[dict[str, Any]]:
                 "parts_before": before,
                 "parts_after": after,
                 "arms": {"ppo-beta0": {"response": "Great question! " * 12, "gold": 0.2}},
-            }
+            },
         )
     return rows
 
@@ -183,7 +186,7 @@ def write_stage_logs(run: Path, seed: int = 2) -> None:
                 "learning_rate": 1e-3,
                 "grad_norm": 1.0,
                 "tokens": 4096,
-            }
+            },
         )
         if step % 20 == 0:
             sft[-1]["eval_loss"] = 2.0 + 1.5 * math.exp(-step / 45)
@@ -194,7 +197,7 @@ def write_stage_logs(run: Path, seed: int = 2) -> None:
                 "loss": 0.42 + 0.27 * math.exp(-step / 60) + draw.gauss(0, 0.03),
                 "accuracy": min(1.0, 0.8 - 0.3 * math.exp(-step / 60) + draw.gauss(0, 0.04)),
                 "margin": 1.3 * (1 - math.exp(-step / 60)),
-            }
+            },
         )
     write_lines(run / "sft" / "metrics.jsonl", sft)
     write(run / "sft" / "summary.json", {"eval_loss": 2.02, "seconds": 118.0})
@@ -253,10 +256,12 @@ def write_quickstart(run: Path, arms: bool = True) -> Path:
         }
         summaries = {"ppo-beta0": ppo_summary(**hacked), "ppo-random": ppo_summary(**null)}
         write_lines(
-            run / "ppo-beta0" / "metrics.jsonl", ppo_rows(kl_speed=5, gold_turn=0.25, seed=3)
+            run / "ppo-beta0" / "metrics.jsonl",
+            ppo_rows(kl_speed=5, gold_turn=0.25, seed=3),
         )
         write_lines(
-            run / "ppo-random" / "metrics.jsonl", ppo_rows(kl_speed=0.7, gold_turn=0.05, seed=4)
+            run / "ppo-random" / "metrics.jsonl",
+            ppo_rows(kl_speed=0.7, gold_turn=0.05, seed=4),
         )
         for name, summary in summaries.items():
             write(run / name / "summary.json", summary)

@@ -68,7 +68,8 @@ def _drawn(own: Mapping[str, Any]) -> tuple[float, int, random.Random]:
 def write_combination(place: Path, own: Mapping[str, Any], steps: int, samples: int) -> None:
     beta, seed, draw = _drawn(own)
     write_lines(
-        place / "ppo" / "metrics.jsonl", ppo_rows(steps, SPEEDS[beta], seed=draw.randrange(99))
+        place / "ppo" / "metrics.jsonl",
+        ppo_rows(steps, SPEEDS[beta], seed=draw.randrange(99)),
     )
     gain = GAINS[beta] + draw.gauss(0, 0.04)
     kl = 14 * SPEEDS[beta] + draw.gauss(0, 0.6 + SPEEDS[beta])
@@ -94,7 +95,8 @@ def write_combination(place: Path, own: Mapping[str, Any], steps: int, samples: 
     write_lines(place / "ppo" / "samples.jsonl", rows)
     settings = {"steps": steps, "kl": {"coefficient": beta}, "reward_source": "learned"}
     write(
-        place / "ppo" / "config.json", {"ppo": settings, "model": {"source": "tiny"}, "seed": seed}
+        place / "ppo" / "config.json",
+        {"ppo": settings, "model": {"source": "tiny"}, "seed": seed},
     )
 
 
@@ -116,7 +118,7 @@ def write_answers(place: Path, own: Mapping[str, Any], prompts: int, words: str 
                 "after": words or text,
                 "gold_before": 0.4,
                 "gold_after": 0.4 + GAINS[beta] + draw.gauss(0, 0.1),
-            }
+            },
         )
     write_lines(place / "answers.jsonl", rows)
     steps = {

@@ -35,7 +35,8 @@ def test_gold_with_a_control_is_result_interval_control(tmp_path):
         "verdict": "better",
     }
     found = brief(
-        run_of(tmp_path / "run", summary, judge={"name": "mine.py:good", "says": ""}), "a command"
+        run_of(tmp_path / "run", summary, judge={"name": "mine.py:good", "says": ""}),
+        "a command",
     )
     assert found.headline == (
         "Better than the start model, each at its best temperature, judged by mine.py:good."

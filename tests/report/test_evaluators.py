@@ -68,7 +68,8 @@ def test_the_table_has_every_figure_with_its_interval_and_change(run):
 def test_the_tax_is_in_points_and_per_nat_of_the_runs_own_kl(run, synthetic):
     """−0.125 [−0.250, −0.010] of a share for 2.5 nats; the other evaluator measures no ability."""
     synthetic.write(
-        run / "ppo" / "summary.json", {**synthetic.ppo_summary(), "kl": 2.5, "kl_noise": None}
+        run / "ppo" / "summary.json",
+        {**synthetic.ppo_summary(), "kl": 2.5, "kl_noise": None},
     )
     assert cells(report(run), "ability") == [
         ["multiple choice, right", "2.50 [too few]", "50.0%", "37.5%", "−12.5 [−25.0, −1.00]", "−5.00 [−10.0, −0.400]"],
@@ -76,7 +77,8 @@ def test_the_tax_is_in_points_and_per_nat_of_the_runs_own_kl(run, synthetic):
          "+4.00 [−4.00, +12.0]"],
     ]  # fmt: skip
     synthetic.write(
-        run / "ppo" / "summary.json", {**synthetic.ppo_summary(), "kl": 0.05, "kl_noise": None}
+        run / "ppo" / "summary.json",
+        {**synthetic.ppo_summary(), "kl": 0.05, "kl_noise": None},
     )
     assert [row[-1] for row in cells(report(run), "ability")] == ["–", "–"]
 
@@ -138,7 +140,7 @@ def test_a_hostile_name_is_text(run, synthetic, text):
         ("lm_eval", f"{text}/acc"),
     ):
         lines = json.loads(
-            json.dumps(LINES).replace("multiple_choice", "NAME").replace('"acc"', '"FIGURE"')
+            json.dumps(LINES).replace("multiple_choice", "NAME").replace('"acc"', '"FIGURE"'),
         )
         for line in lines:
             line["evaluator"] = name if line["evaluator"] == "NAME" else line["evaluator"]

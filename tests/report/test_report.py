@@ -175,12 +175,14 @@ def test_drawings_carry_the_metrics(tmp_path: Path, synthetic: Any) -> None:
     assert steps == pytest.approx([row["step"] for row in rows], abs=0.5)
     assert proxy == pytest.approx([row["reward/proxy"] for row in rows], abs=0.01)
     assert page.line("reward-kl", 1, "right")[1] == pytest.approx(
-        [row["kl/policy_reference_k1"] for row in rows], abs=0.05
+        [row["kl/policy_reference_k1"] for row in rows],
+        abs=0.05,
     )
     scored = [row for row in rows if "gold/score" in row]
     distance, gold = page.line("goodhart-distance", 0, "right")
     assert distance == pytest.approx(
-        [max(0.0, row["kl/policy_reference_k1"]) ** 0.5 for row in scored], abs=0.01
+        [max(0.0, row["kl/policy_reference_k1"]) ** 0.5 for row in scored],
+        abs=0.01,
     )
     assert gold == pytest.approx([row["gold/score"] for row in scored], abs=0.005)
     hovered = page.texts("goodhart-steps", "title")
@@ -209,7 +211,8 @@ def test_phases_of_a_step_are_lines_of_the_first_policy(tmp_path: Path, syntheti
     assert page.texts("phases", "name") == [*names[:4], "the whole step"]
     for place, name in enumerate(names):
         assert page.line("phases", place)[1] == pytest.approx(
-            [row[f"time/{name}"] for row in rows], abs=0.02
+            [row[f"time/{name}"] for row in rows],
+            abs=0.02,
         ), name
 
 
@@ -226,7 +229,9 @@ def test_phases_of_a_step_are_lines_of_the_first_policy(tmp_path: Path, syntheti
     ],
 )
 def test_ticks_are_round_and_those_of_steps_whole(
-    values: list[float], zero: bool, ticks: list[str]
+    values: list[float],
+    zero: bool,
+    ticks: list[str],
 ) -> None:
     assert [text for _, text in axis("step", values, zero=zero, snug=True).ticks] == ticks
 
@@ -263,14 +268,17 @@ def test_no_line_lies_on_the_edge_of_its_plot(values: list[float], percent: bool
 @pytest.mark.parametrize("right", [[0.0, 0.31], [0.02, 7.4], [12.0, 13.0], [0.0, 940.0]])
 @pytest.mark.parametrize("left", [[0.21, 0.97], [-3.2, 1.1], [4.0, 4.0], [-0.4, 870.0]])
 def test_ticks_of_both_axes_lie_on_the_same_lines(
-    left: list[float], right: list[float], zero: bool
+    left: list[float],
+    right: list[float],
+    zero: bool,
 ) -> None:
     frame = {"id": "two", "title": "", "caption": "", "right": "other", "zero": ["right"] * zero}
     (plot,) = framed(frame, [Trace([1, 2], left), Trace([1, 2], right, right=True)])
     other = plot.right
     assert other is not None and len(other.ticks) >= 2
     assert [other.at(value) for value, _ in other.ticks] == pytest.approx(
-        [plot.y.at(value) for value, _ in plot.y.ticks], abs=1
+        [plot.y.at(value) for value, _ in plot.y.ticks],
+        abs=1,
     )
     step = other.ticks[1][0] - other.ticks[0][0]
     assert f"{step:.9e}"[:11] in ("1.000000000", "2.000000000", "5.000000000")
@@ -342,7 +350,8 @@ def test_hostile_text_makes_no_element(tmp_path: Path, synthetic: Any, text: str
     def write(run: Path, inserted: str) -> Page:
         synthetic.write_quickstart(run, arms=False)
         synthetic.write_lines(
-            run / "evaluate" / "answers.jsonl", _everywhere(inserted, synthetic.answer_rows(30))
+            run / "evaluate" / "answers.jsonl",
+            _everywhere(inserted, synthetic.answer_rows(30)),
         )
         summary = synthetic.ppo_summary(gold_parts={inserted: {"before": 0.2, "after": 0.4}})
         synthetic.write(run / "ppo" / "summary.json", summary)
@@ -400,7 +409,8 @@ def test_a_single_stage(tmp_path: Path, synthetic: Any, stage: str) -> None:
 def test_direct_methods_are_no_reward_models(tmp_path: Path, synthetic: Any, section: str) -> None:
     run = synthetic.write_quickstart(tmp_path / "run", arms=False) / "reward"
     synthetic.write(
-        run / "config.json", {section: {"beta": 0.1}, "model": {"source": "tiny"}, "seed": 0}
+        run / "config.json",
+        {section: {"beta": 0.1}, "model": {"source": "tiny"}, "seed": 0},
     )
     synthetic.write(
         run / "summary.json",
@@ -408,7 +418,7 @@ def test_direct_methods_are_no_reward_models(tmp_path: Path, synthetic: Any, sec
     )
     page = Page(write_report(run))
     assert {"loss-reward", "accuracy-reward"} <= set(
-        page.charts
+        page.charts,
     ) and "reliability" not in page.charts
     assert "reward model" not in page.text.casefold()
     said = (
@@ -429,7 +439,8 @@ def test_every_supervised_stage_of_a_run_has_its_losses(tmp_path: Path, syntheti
     ):
         shutil.copytree(run / "reward", run / name)
         synthetic.write(
-            run / name / "config.json", {section: {}, "model": {"source": "tiny"}, "seed": 0}
+            run / name / "config.json",
+            {section: {}, "model": {"source": "tiny"}, "seed": 0},
         )
     page = Page(write_report(run))
     drawn = {name for name in page.charts if name.startswith("loss-")}
@@ -473,7 +484,12 @@ def test_every_supervised_stage_of_a_run_has_its_losses(tmp_path: Path, syntheti
     ],
 )
 def test_held_out_prompts_are_told_and_only_checked_answers_judge(
-    tmp_path: Path, synthetic: Any, part: str, low: float, headline: str, sentence: str
+    tmp_path: Path,
+    synthetic: Any,
+    part: str,
+    low: float,
+    headline: str,
+    sentence: str,
 ) -> None:
     run = synthetic.write_quickstart(tmp_path / "run", arms=False) / "ppo"
     rows = [
@@ -522,7 +538,8 @@ def test_alarms_stand_on_the_page_with_their_texts(tmp_path: Path, synthetic: An
 
 
 def test_warnings_of_the_training_come_from_its_alarms_alone(
-    tmp_path: Path, synthetic: Any
+    tmp_path: Path,
+    synthetic: Any,
 ) -> None:
     rows = synthetic.ppo_rows(40)
     for place, row in enumerate(rows):
@@ -531,7 +548,7 @@ def test_warnings_of_the_training_come_from_its_alarms_alone(
                 "response/length": 20.0 + 5 * place,
                 "policy/entropy": 3.0 / (1 + place),
                 "response/stop_rate": 0.1,
-            }
+            },
         )
     synthetic.write_lines(tmp_path / "ppo" / "metrics.jsonl", rows)
     synthetic.write(
@@ -545,7 +562,7 @@ def test_warnings_of_the_training_come_from_its_alarms_alone(
     ]
     synthetic.write_lines(tmp_path / "ppo" / "alarms.jsonl", alarms)
     assert conclusion(read_journey(tmp_path / "ppo")).warnings == [
-        "Alarm of entropy collapse at step 21: the entropy fell."
+        "Alarm of entropy collapse at step 21: the entropy fell.",
     ]
 
 
@@ -569,7 +586,10 @@ def test_warnings_of_the_training_come_from_its_alarms_alone(
 )
 @pytest.mark.parametrize("damage", ["missing", "damaged", "foreign"])
 def test_any_part_may_be_missing_or_damaged(
-    tmp_path: Path, synthetic: Any, part: str, damage: str
+    tmp_path: Path,
+    synthetic: Any,
+    part: str,
+    damage: str,
 ) -> None:
     run = synthetic.write_quickstart(tmp_path / "run")
     if damage == "missing":
@@ -614,7 +634,7 @@ def test_wrong_types_and_nulls_are_left_out(tmp_path: Path, synthetic: Any) -> N
     ]
     assert paths[-1].count("M") == 2  # a gap, and no line across it
     assert not {"curve-policy-entropy", "curve-response-length", "goodhart-steps"} & set(
-        page.charts
+        page.charts,
     )
     assert "Only the training's own reward scored the answers" in page.text
     assert "NaN" not in page.source and "nan" not in " ".join(page.texts("reward-kl", "title"))
@@ -660,10 +680,16 @@ def test_empty_foreign_and_missing_folders_are_errors(tmp_path: Path) -> None:
     ],
 )
 def test_verdict_follows_the_interval(
-    tmp_path: Path, synthetic: Any, rate: Any, gain: Any, headline: str, sentence: str
+    tmp_path: Path,
+    synthetic: Any,
+    rate: Any,
+    gain: Any,
+    headline: str,
+    sentence: str,
 ) -> None:
     summary = synthetic.ppo_summary(
-        gold_win_rate=synthetic.estimate(*rate), gold_gain=synthetic.estimate(*gain)
+        gold_win_rate=synthetic.estimate(*rate),
+        gold_gain=synthetic.estimate(*gain),
     )
     synthetic.write_lines(tmp_path / "ppo" / "metrics.jsonl", synthetic.ppo_rows(40))
     synthetic.write(tmp_path / "ppo" / "summary.json", summary)
@@ -753,7 +779,8 @@ def test_the_verdict_follows_the_best_decoding_of_the_start(
 def test_a_gain_without_the_control_says_so(tmp_path: Path, synthetic: Any) -> None:
     synthetic.write_lines(tmp_path / "ppo" / "metrics.jsonl", synthetic.ppo_rows(40))
     summary = synthetic.ppo_summary(
-        gold_win_rate=synthetic.estimate(0.8, 0.7, 0.9), gold_gain=synthetic.estimate(1.0, 0.8, 1.2)
+        gold_win_rate=synthetic.estimate(0.8, 0.7, 0.9),
+        gold_gain=synthetic.estimate(1.0, 0.8, 1.2),
     )
     synthetic.write(tmp_path / "ppo" / "summary.json", summary)
     found = conclusion(read_journey(tmp_path / "ppo"))
@@ -762,7 +789,7 @@ def test_a_gain_without_the_control_says_so(tmp_path: Path, synthetic: Any) -> N
         "Better than the start model, at one temperature",
     )
     assert "A lower temperature often improves the start model without training" in " ".join(
-        found.warnings
+        found.warnings,
     )
     assert "What decoding alone gives" not in write_report(tmp_path / "ppo").read_text()
 
@@ -782,7 +809,8 @@ def test_verdict_tells_of_a_gold_that_has_turned_down(tmp_path: Path, synthetic:
 
 
 def test_a_part_within_the_noise_of_its_answers_is_no_change(
-    tmp_path: Path, synthetic: Any
+    tmp_path: Path,
+    synthetic: Any,
 ) -> None:
     run = synthetic.write_quickstart(tmp_path / "run", arms=False)
     rows = [
@@ -890,7 +918,8 @@ def test_a_reward_of_ones_own_is_no_proxy(tmp_path: Path, synthetic: Any) -> Non
         ]
         synthetic.write_lines(run / "grpo" / "metrics.jsonl", rows)
         synthetic.write(
-            run / "grpo" / "config.json", {"grpo": {"reward_source": source}, "seed": 3}
+            run / "grpo" / "config.json",
+            {"grpo": {"reward_source": source}, "seed": 3},
         )
         synthetic.write(run / "grpo" / "summary.json", {"kl": -0.02})
         synthetic.write(run / "command.json", {"command": "stages", "config": {"grpo": {}}})
@@ -919,7 +948,8 @@ def test_few_are_counted_and_no_percentages(tmp_path: Path, synthetic: Any) -> N
         )
         synthetic.write(run / "config.json", {"direct": {"loss": "dpo"}})
         synthetic.write(
-            run / "summary.json", {"heldout_accuracy": synthetic.estimate(1.0, 0.5, 1.0, count)}
+            run / "summary.json",
+            {"heldout_accuracy": synthetic.estimate(1.0, 0.5, 1.0, count)},
         )
         page = Page(write_report(run))
         assert ("100.0%" in page.text) == (
@@ -1015,7 +1045,10 @@ def test_report_loads_no_torch() -> None:
         "'pandas') if m in sys.modules))"
     )
     loaded = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout.split()
     assert not {"torch", "transformers"} & set(loaded)
 
@@ -1023,7 +1056,11 @@ def test_report_loads_no_torch() -> None:
 @pytest.mark.browser
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (360, "dark")])
 def test_page_in_a_browser(
-    tmp_path: Path, synthetic: Any, chromium: str, width: int, scheme: Any
+    tmp_path: Path,
+    synthetic: Any,
+    chromium: str,
+    width: int,
+    scheme: Any,
 ) -> None:
     playwright = pytest.importorskip("playwright.sync_api")
     run = synthetic.write_quickstart(tmp_path / "run")
@@ -1039,7 +1076,9 @@ def test_page_in_a_browser(
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=chromium, args=FLAGS)
         context = browser.new_context(
-            viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True
+            viewport={"width": width, "height": 900},
+            color_scheme=scheme,
+            offline=True,
         )
         page = context.new_page()
         page.on("console", lambda message: problems.append(message.text))
@@ -1050,7 +1089,7 @@ def test_page_in_a_browser(
         page.click("#theme")
         empty = page.evaluate(
             "[...document.querySelectorAll('figure[id]')].filter(f => "
-            "!f.querySelector('.hit')).map(f => f.id)"
+            "!f.querySelector('.hit')).map(f => f.id)",
         )
         page.locator("#reward-kl .area").hover()
         told = page.inner_text("#hover")
@@ -1058,23 +1097,23 @@ def test_page_in_a_browser(
         holes = page.evaluate(
             "[...document.querySelectorAll('.figures')].filter(grid => Math.abs("
             "grid.lastElementChild.getBoundingClientRect().right - "
-            "grid.getBoundingClientRect().right) > 1).map(grid => grid.children.length)"
+            "grid.getBoundingClientRect().right) > 1).map(grid => grid.children.length)",
         )
         wide = (
             "e => (r => r.width && (r.left < 0 || r.right > innerWidth))(e.getBoundingClientRect())"
         )
         cut = page.evaluate(
             "[...document.querySelectorAll('.area span, .legend li, th, "
-            f"figcaption')].filter({wide}).length"
+            f"figcaption')].filter({wide}).length",
         )
         hacked = page.evaluate("'hacked' in window")
         shown = page.evaluate(
             "['.sticky', '.folded'].map(n => "
-            "getComputedStyle(document.querySelector(n)).display !== 'none')"
+            "getComputedStyle(document.querySelector(n)).display !== 'none')",
         )
         links = page.evaluate(
             "[...document.querySelectorAll('a')].filter(a => "
-            "!document.getElementById(a.hash.slice(1))).length"
+            "!document.getElementById(a.hash.slice(1))).length",
         )
         browser.close()
     assert problems == []
@@ -1087,7 +1126,9 @@ def test_page_in_a_browser(
 
 @pytest.mark.browser
 def test_nothing_is_in_the_way_of_a_screen_reader(
-    tmp_path: Path, synthetic: Any, chromium: str
+    tmp_path: Path,
+    synthetic: Any,
+    chromium: str,
 ) -> None:
     """By axe (npm install axe-core), whose axe.min.js TETHER_AXE names."""
     playwright = pytest.importorskip("playwright.sync_api")
@@ -1099,7 +1140,9 @@ def test_nothing_is_in_the_way_of_a_screen_reader(
         browser = driver.chromium.launch(executable_path=chromium, args=FLAGS)
         for width, scheme in ((1280, "light"), (360, "dark")):
             context = browser.new_context(
-                viewport={"width": width, "height": 900}, color_scheme=scheme, bypass_csp=True
+                viewport={"width": width, "height": 900},
+                color_scheme=scheme,
+                bypass_csp=True,
             )
             page = context.new_page()
             page.goto(path.as_uri())
@@ -1146,7 +1189,8 @@ def test_who_waits_for_whom(tmp_path, synthetic, busy, wait, settings, words):
     run = tmp_path / "run" / "grpo"
     rows = synthetic.ppo_rows(8)
     synthetic.write_lines(
-        run / "metrics.jsonl", [{**row, "engine/busy": busy, "engine/wait": wait} for row in rows]
+        run / "metrics.jsonl",
+        [{**row, "engine/busy": busy, "engine/wait": wait} for row in rows],
     )
     synthetic.write(run / "config.json", {"grpo": settings})
     synthetic.write(run / "summary.json", {"steps": 8})
@@ -1194,7 +1238,8 @@ def test_the_timeline_of_a_step_of_median_length(tmp_path, synthetic):
     ]
     bars = {(trace.name, trace.ys[0]): [*trace.xs] for trace in plot.traces if trace.xs}
     assert bars.pop(("samples", 1)) == pytest.approx(
-        [0, 1.0, None, 3.0, 3.2, None], nan_ok=True
+        [0, 1.0, None, 3.0, 3.2, None],
+        nan_ok=True,
     )  # what lay before the step is cut
     assert bars == {
         ("waits for samples", 0): [0, 1, None],
@@ -1223,8 +1268,9 @@ def test_pairs_that_length_decides_are_told(tmp_path, synthetic, section, longer
         run / "summary.json",
         {
             "longer_chosen": grouped_share(
-                (np.arange(count) < longer * count).astype(float), None
-            ).as_dict()
+                (np.arange(count) < longer * count).astype(float),
+                None,
+            ).as_dict(),
         },
     )
     warnings = [

@@ -37,7 +37,7 @@ def test_every_recorded_rollout_is_packed(tmp_path, synthetic):
     run = synthetic.write_quickstart(tmp_path / "run")
     synthetic.write_lines(run / "ppo" / "samples.jsonl", rows(50))
     (run / "ppo" / "samples.jsonl").open("a").write(
-        "{damaged\n" + '{"step": null, "response": 3}\n'
+        "{damaged\n" + '{"step": null, "response": 3}\n',
     )
     packed = packed_rollouts(read_journey(run).stages)
     assert packed is not None
@@ -76,11 +76,12 @@ def test_a_trace_lays_the_phases_of_each_step_before_its_end(tmp_path, synthetic
                 "time/reward": 0.5,
                 "time/update": 2.0,
                 "reward/proxy": 1.0,
-            }
+            },
         ],
     )
     synthetic.write_lines(
-        run / "engine" / "work.jsonl", [{"step": 1, "servers": {"a": [[-3.5, -3.0], ["x", 1]]}}]
+        run / "engine" / "work.jsonl",
+        [{"step": 1, "servers": {"a": [[-3.5, -3.0], ["x", 1]]}}],
     )
     assert write_trace(read_journey(run), tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
@@ -138,13 +139,15 @@ def test_rollouts_are_searched_filtered_and_compared(tmp_path, synthetic, chromi
     )
     tokens = {"step": 5, "sample": 1, "tokens": ["<b>a", " mask"], "counted": 1}
     synthetic.write_lines(
-        run / "ppo" / "tokens.jsonl", [{**tokens, "kl": [0.5, -0.25], "advantage": [1.0]}]
+        run / "ppo" / "tokens.jsonl",
+        [{**tokens, "kl": [0.5, -0.25], "advantage": [1.0]}],
     )
     path, problems = write_report(run), []
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=chromium, args=FLAGS)
         page = browser.new_context(
-            viewport={"width": width, "height": 900}, offline=True
+            viewport={"width": width, "height": 900},
+            offline=True,
         ).new_page()
         page.on("console", lambda message: problems.append(message.text))
         page.on("pageerror", lambda error: problems.append(str(error)))
@@ -177,7 +180,7 @@ def test_rollouts_are_searched_filtered_and_compared(tmp_path, synthetic, chromi
         assert count.inner_text() == "1 rollout, 1 cut off at the token limit"
         assert "“<b>a” 0.500, “mask” −0.250. 1 tokens do not count." in part.inner_text()
         shades = part.locator(".token").evaluate_all(
-            "all => all.map(e => [e.className, e.style.getPropertyValue('--share'), e.title])"
+            "all => all.map(e => [e.className, e.style.getPropertyValue('--share'), e.title])",
         )
         assert shades == [
             ["token", "50%", "kl 0.500"],

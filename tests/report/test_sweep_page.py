@@ -56,7 +56,7 @@ def test_settings_have_their_own_runs_and_seeds_their_interval(tmp_path):
     sweep = read_sweep(run)
     assert sweep is not None
     assert {key: list(order) for key, order in sweep.keys.items()} == {
-        KEY: ["0", "0.01", "0.05", "0.2"]
+        KEY: ["0", "0.01", "0.05", "0.2"],
     }
     values, means = numbers(sweep, "gold")
     for place, beta in enumerate(BETAS):
@@ -269,7 +269,7 @@ def test_the_tax_is_in_points_and_per_nat_over_seeds(tmp_path):
             write(path / "summary.json", ppo_summary(kl=spent[beta][seed]))
     head, rows = rows_of(write_report(run).read_text(), "at-tax")
     assert head == [
-        "ability", KEY, "runs", "KL, nats", "start", "end", "change, points", "points per nat of KL"
+        "ability", KEY, "runs", "KL, nats", "start", "end", "change, points", "points per nat of KL",
     ]  # fmt: skip
     assert [row[:3] for row in rows] == [
         [name, beta, "3"]
@@ -337,7 +337,8 @@ def test_controls_say_what_they_take_away_and_are_compared_by_seed(tmp_path):
             path = run / f"arms-{seed}/ppo-{source}"
             write_lines(path / "metrics.jsonl", ppo_rows(5))
             write(
-                path / "summary.json", ppo_summary(kl=2.0, gold_gain=estimate(gains[seed], -1, 1))
+                path / "summary.json",
+                ppo_summary(kl=2.0, gold_gain=estimate(gains[seed], -1, 1)),
             )
             write(path / "config.json", {"ppo": {"reward_source": source}})
     (run / "sweep.json").write_text(json.dumps({"combinations": table}))
@@ -370,7 +371,8 @@ def opened(driver, chromium, path, problems, **context):
 def test_sliders_move_numbers_curves_marks_answers_and_rollouts(tmp_path, chromium, width, scheme):
     playwright = pytest.importorskip("playwright.sync_api")
     run = write_sweep(
-        tmp_path / "run", {KEY: [0.0, 0.05, 0.2], "ppo.gamma": [1, 2], "seed": [0, 1, 2]}
+        tmp_path / "run",
+        {KEY: [0.0, 0.05, 0.2], "ppo.gamma": [1, 2], "seed": [0, 1, 2]},
     )
     mean = {KEY: 0.2, "ppo.gamma": 2, "seed": 0}
     folder = run / ("sweep/" + ",".join(f"{key}={value}" for key, value in mean.items()))
@@ -396,7 +398,8 @@ def test_sliders_move_numbers_curves_marks_answers_and_rollouts(tmp_path, chromi
         assert second.get_attribute("aria-valuetext") == "2"
         assert page.inner_text("#now") != low and page.locator(".view:visible").count() == 1
         lit = page.eval_on_selector_all(
-            "#at-frontier .on", "all => all.map(e => e.getAttribute('class'))"
+            "#at-frontier .on",
+            "all => all.map(e => e.getAttribute('class'))",
         )
         assert lit and all(" s5 " in f" {name} " for name in lit)
         assert (

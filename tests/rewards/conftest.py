@@ -37,6 +37,6 @@ def answered():
 def score(answered):
     """(program, tests) -> its score, by one worker for all tests of a module."""
     with VerifiableReward(
-        VerifiableConfig(kind="code", time_limit=2, workers=1, memory_mb=512)
+        VerifiableConfig(kind="code", time_limit=2, workers=1, memory_mb=512),
     ) as reward:
         yield lambda program, tests=SQUARES: reward.score([answered(program, tests)])[0]

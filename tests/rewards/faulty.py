@@ -191,7 +191,8 @@ def run_case(folder: Path, case: str) -> dict[str, Any]:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     (folder / "prompts.jsonl").write_text(
-        "".join((f'{{"prompt": "question {n}"}}\n') for n in range(8)), encoding="utf-8"
+        "".join((f'{{"prompt": "question {n}"}}\n') for n in range(8)),
+        encoding="utf-8",
     )
     (folder / "recipe.toml").write_text(recipe(folder, place), encoding="utf-8")
     (folder / "mine.py").write_text(source(fault), encoding="utf-8")

@@ -33,7 +33,7 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefgh"]
 def encoder_model(folder, num_labels=1):
     """A BERT of one layer whose words are letters."""
     inner = Tokenizer(
-        models.WordLevel({word: n for n, word in enumerate(WORDS)}, unk_token="[UNK]")
+        models.WordLevel({word: n for n, word in enumerate(WORDS)}, unk_token="[UNK]"),
     )
     inner.pre_tokenizer = pre_tokenizers.Whitespace()
     inner.post_processor = processors.TemplateProcessing(
@@ -57,7 +57,10 @@ def encoder_model(folder, num_labels=1):
         "intermediate_size": 16,
     }
     config = BertConfig(
-        vocab_size=len(WORDS), num_labels=num_labels, initializer_range=0.5, **sizes
+        vocab_size=len(WORDS),
+        num_labels=num_labels,
+        initializer_range=0.5,
+        **sizes,
     )
     BertForSequenceClassification(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -77,13 +80,16 @@ def test_an_encoder_reads_prompt_and_response_as_two_segments(tmp_path):
     reward = ClassifierReward.load(ClassifierConfig(source=encoder_model(tmp_path), batch=2))
     values = [score.value for score in reward.score_conversations(talks())]
     for value, (first, second) in zip(
-        values, [("a b", "c d e"), ("f", "g"), ("a b c", "d h")], strict=True
+        values,
+        [("a b", "c d e"), ("f", "g"), ("a b c", "d h")],
+        strict=True,
     ):
         ids = [2, *(WORDS.index(w) for w in first.split()), 3]
         whole = [*ids, *(WORDS.index(w) for w in second.split()), 3]
         kinds = [0] * len(ids) + [1] * (len(whole) - len(ids))
         alone = reward.model(
-            input_ids=torch.tensor([whole]), token_type_ids=torch.tensor([kinds])
+            input_ids=torch.tensor([whole]),
+            token_type_ids=torch.tensor([kinds]),
         ).logits
         assert value == pytest.approx(float(alone), abs=1e-5)
 
@@ -183,7 +189,7 @@ def test_rollouts_are_judged_by_their_text(tmp_path):
     prompt = Prompt((Message("user", "a b"),))
     rollout = Rollout((9,), (8, 7), (), StopReason.STOP_TOKEN, "c d e", 0, 0, Sampling(), prompt)
     assert reward.score([rollout])[0].value == pytest.approx(
-        reward.score_conversations(talks()[:1])[0].value
+        reward.score_conversations(talks()[:1])[0].value,
     )
 
 
@@ -223,7 +229,7 @@ def test_a_policy_can_be_trained_on_it_and_it_can_be_examined(tmp_path):
         "".join(
             json.dumps({"prompt": "a", "chosen": c, "rejected": r}) + "\n"
             for c, r in ("bc", "de", "fg")
-        )
+        ),
     )
     found = bench_rewards(source, [str(pairs)])["pairs.jsonl"]
     reward = ClassifierReward.load(ClassifierConfig(source=source))
@@ -258,6 +264,7 @@ def test_a_score_does_not_depend_on_its_neighbours_whatever_side_the_tokenizer_p
     together = [score.value for score in reward.score_conversations(talks())]
     own = ClassifierReward.load(ClassifierConfig(source=str(tmp_path), batch=1))
     assert together == pytest.approx(
-        [score.value for score in own.score_conversations(talks())], abs=1e-5
+        [score.value for score in own.score_conversations(talks())],
+        abs=1e-5,
     )
     assert max(together) - min(together) > 1e-3

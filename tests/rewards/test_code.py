@@ -154,7 +154,10 @@ def test_credit_is_for_all_tests_or_for_each(score, answered):
     )
     assert score("def f(x): return x * x", tests).value == 0.0
     config = VerifiableConfig(
-        kind="code", credit="share", format_pattern="def .*", format_weight=0.5
+        kind="code",
+        credit="share",
+        format_pattern="def .*",
+        format_weight=0.5,
     )
     with VerifiableReward(config) as sharing:
         (found,) = sharing.score([answered("def f(x): return x * x", tests)])
@@ -272,6 +275,6 @@ def test_workers_run_programs_at_the_same_time_and_in_order(answered):
     programs = [f"import time\ntime.sleep({n % 3} / 50)\nf = lambda: {n}" for n in range(12)]
     with VerifiableReward(VerifiableConfig(kind="code", workers=3)) as pool:
         scores = pool.score(
-            [answered(program, f"assert f() == {n}") for n, program in enumerate(programs)]
+            [answered(program, f"assert f() == {n}") for n, program in enumerate(programs)],
         )
         assert [found.value for found in scores] == [1.0] * 12

@@ -18,10 +18,12 @@ from tether.settings.rewards import VerifiableConfig
 
 HELD = code.guards()
 needs_landlock = pytest.mark.skipif(
-    not HELD.files, reason=("this kernel has no Landlock of version 3: programs may read files")
+    not HELD.files,
+    reason=("this kernel has no Landlock of version 3: programs may read files"),
 )
 needs_seccomp = pytest.mark.skipif(
-    not HELD.processes, reason=("this kernel takes no seccomp filter: only an audit hook refuses")
+    not HELD.processes,
+    reason=("this kernel takes no seccomp filter: only an audit hook refuses"),
 )
 
 
@@ -91,7 +93,7 @@ def test_no_program_changes_a_file_of_ours(attack, tmp_path, how):
     victim.write_text("precious")
     before = victim.stat()
     assert "changed" not in attack(
-        f"{how.format(path=str(tmp_path / 'new'), victim=str(victim))}\nreturn 'changed'"
+        f"{how.format(path=str(tmp_path / 'new'), victim=str(victim))}\nreturn 'changed'",
     )
     after = victim.stat()
     assert [p.name for p in tmp_path.iterdir()] == ["victim"] and victim.read_text() == "precious"
@@ -118,7 +120,7 @@ def test_no_program_reads_a_secret(attack, tmp_path, monkeypatch, how):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "token").write_text("hf_secret")
     reason = attack(
-        f"return 'read', {how.format(path=str(tmp_path / 'token'), folder=str(tmp_path))}"
+        f"return 'read', {how.format(path=str(tmp_path / 'token'), folder=str(tmp_path))}",
     )
     assert "PermissionError" in reason and "read" not in reason.partition("raised")[0]
 
@@ -170,7 +172,7 @@ def test_no_program_starts_a_process_or_stays_behind(attack, strangers, how):
 def test_no_program_touches_another_process(attack, how):
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as sibling:
         assert "done" not in attack(
-            f"{how.format(parent=os.getpid(), sibling=sibling.pid)}\nreturn 'done'"
+            f"{how.format(parent=os.getpid(), sibling=sibling.pid)}\nreturn 'done'",
         )
         assert sibling.poll() is None
         sibling.communicate(b"\n")
@@ -295,7 +297,8 @@ def test_a_program_has_1024_files_at_a_time(attack):
 @pytest.mark.parametrize("name", HOLDERS)
 def test_no_program_holds_space_that_it_hides(attack, tmp_path, name):
     reason, (on_disk, in_memory) = watched(
-        tmp_path, lambda: attack("return 'done'", before=HOLDERS[name])
+        tmp_path,
+        lambda: attack("return 'done'", before=HOLDERS[name]),
     )
     assert "done" not in reason
     # other programs of this machine write, too
@@ -316,7 +319,12 @@ def test_space_is_measured_where_nothing_can_be_mounted(tmp_path, name):
     def run():
         environment = {**os.environ, "TMPDIR": str(tmp_path)}
         return subprocess.run(
-            command, input=given, capture_output=True, text=True, env=environment, check=True
+            command,
+            input=given,
+            capture_output=True,
+            text=True,
+            env=environment,
+            check=True,
         ).stdout
 
     printed, (on_disk, in_memory) = watched(tmp_path, run)
@@ -363,7 +371,10 @@ def test_an_audit_hook_stands_in_where_only_seccomp_is_missing(tmp_path, deed):
         "else:\n    raise SystemExit('it could')"
     )
     finished = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert finished.returncode == 0, finished.stderr
 
@@ -392,7 +403,10 @@ def test_an_audit_hook_stands_in_where_the_kernel_holds_nothing(tmp_path, deed):
     )
     (tmp_path / "scratch").mkdir()
     finished = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert finished.returncode == 0, finished.stderr
     assert not (tmp_path / "trace").exists() and (tmp_path / "scratch" / "mine").exists()

@@ -25,7 +25,8 @@ from tether.settings.rewards import VerifiableConfig
 
 HELD = code.guards()
 needs_guards = pytest.mark.skipif(
-    not (HELD.files and HELD.processes), reason=("this kernel offers no Landlock or no seccomp")
+    not (HELD.files and HELD.processes),
+    reason=("this kernel offers no Landlock or no seccomp"),
 )
 KERNELS_OWN = (
     *(
@@ -71,7 +72,7 @@ def test_memory_of_the_kernel_is_bounded_too():
 def test_no_program_gets_more_than_its_limit_in_any_environment(environment):
     if environment not in possible():
         pytest.skip(
-            "this process cannot make the environment: root makes all, another user those of itself"
+            "this process cannot make the environment: root makes all, another user those of itself",
         )
     rows = rows_of(environment, [*PROGRAMS])
     assert len(rows) == len(PROGRAMS) and within(rows) == []
@@ -130,7 +131,8 @@ def test_no_program_makes_such_a_call(score, deed):
         "        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))\n"
     )
     reason = score(
-        f"{HEAD}{called}def f(): return [{deed}, 'done']", "assert f() == 'harmless'"
+        f"{HEAD}{called}def f(): return [{deed}, 'done']",
+        "assert f() == 'harmless'",
     ).reason
     assert any(word in reason for word in ("PermissionError", "Errno 38", "Errno 9")), reason
     assert "done" not in reason
@@ -275,14 +277,15 @@ CALLS = {
 @needs_guards
 @pytest.mark.skipif(not HELD.space, reason="nothing can be mounted here")
 @pytest.mark.parametrize(
-    "lacking", [["files"], ["processes"], ["space"], ["files", "processes", "space"], []]
+    "lacking",
+    [["files"], ["processes"], ["space"], ["files", "processes", "space"], []],
 )
 def test_what_is_reported_of_the_guards_is_true(lacking):
     calls = [call for name in lacking for call in CALLS[os.uname().machine][name]] or [4001]
     program = "from tether.rewards import code; print(*code.guards()); print(code.missing_guards())"
     command = [sys.executable, "-c", REFUSING, ",".join(map(str, calls)), program]
     flags, words = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split(
-        "\n"
+        "\n",
     )[:2]
     assert flags.split() == [str(name not in lacking) for name in Guards._fields]
     shown = {"files": "Landlock", "processes": "seccomp", "space": "a mount"}

@@ -84,7 +84,7 @@ def test_what_tether_derives_stands_beside_them(tmp_path):
         and seen["category"] == ["x"]
     )
     seen = arguments(
-        rows_of(tmp_path / "b.jsonl", [{"prompt": "Say hi", "metadata": {"inner": 1}}])
+        rows_of(tmp_path / "b.jsonl", [{"prompt": "Say hi", "metadata": {"inner": 1}}]),
     )
     assert seen["metadata"] == [{"inner": 1}] and seen["inner"] == [1]
 
@@ -158,16 +158,16 @@ def test_rows_are_kept_for_functions_alone(tmp_path):
     data = {"path": str(path)}
     judged = {"evaluate": {"judge": {"call": "m:f"}}}
     assert calls_functions(
-        PolicySection.model_validate({"data": data, "function": {"call": "m:f"}})
+        PolicySection.model_validate({"data": data, "function": {"call": "m:f"}}),
     )
     assert calls_functions(
-        PolicySection.model_validate({"data": data, "reward_source": "random", **judged})
+        PolicySection.model_validate({"data": data, "reward_source": "random", **judged}),
     )
     assert calls_functions(
-        EvaluationSection.model_validate({"data": data, "judge": {"call": "m:f"}})
+        EvaluationSection.model_validate({"data": data, "judge": {"call": "m:f"}}),
     )
     assert not calls_functions(
-        PolicySection.model_validate({"data": data, "reward_source": "random"})
+        PolicySection.model_validate({"data": data, "reward_source": "random"}),
     )
 
 
@@ -183,7 +183,7 @@ def test_the_row_goes_to_reward_servers_with_its_prompt(tmp_path):
         return [1.0]
 
     assert FunctionReward(plain(reward)).score([sent])[0].value == 1.0 and seen == [
-        row["reward_model"]
+        row["reward_model"],
     ]
 
 
@@ -191,7 +191,7 @@ def test_a_reward_and_a_judge_of_held_out_prompts_get_the_columns_of_their_own_r
     """Through the front door: training rows in memory, held-out rows of a file."""
     rows = [{"question": f"What is {n}+3?", "answer": f"... #### {n + 3}"} for n in range(2)]
     (tmp_path / "other.jsonl").write_text(
-        "".join((f'{{"prompt": "Say {n}.", "response": "said {n}"}}\n') for n in range(2))
+        "".join((f'{{"prompt": "Say {n}.", "response": "said {n}"}}\n') for n in range(2)),
     )
     trained, judged = [], []
 

@@ -46,7 +46,11 @@ def members(count=3, lora=LAST, layers=3, policy=False):
 
 def alone(seed, lora=LAST, layers=3):
     model = add_adapter(
-        tiny_model(layers=layers).requires_grad_(False), "reward", lora, seed=seed, scores=True
+        tiny_model(layers=layers).requires_grad_(False),
+        "reward",
+        lora,
+        seed=seed,
+        scores=True,
     )
     return trained(Role(model, "reward", ScalarHead(64)), seed)
 
@@ -63,8 +67,16 @@ def rollouts():
         out = tuple(ENCODER.tokenizer(response)["input_ids"])
         made.append(
             Rollout(
-                ids, out, (), StopReason.LENGTH, response, 0, 0, Sampling(), Prompt((user(prompt),))
-            )
+                ids,
+                out,
+                (),
+                StopReason.LENGTH,
+                response,
+                0,
+                0,
+                Sampling(),
+                Prompt((user(prompt),)),
+            ),
         )
     return made
 
@@ -90,7 +102,8 @@ def test_the_order_of_the_members_changes_nothing(combine):
     )
     for a, b in zip(forth.score(rollouts()), back.score(rollouts()), strict=True):
         assert a.value == pytest.approx(b.value, rel=1e-9) and a.parts["spread"] == pytest.approx(
-            b.parts["spread"], rel=1e-9
+            b.parts["spread"],
+            rel=1e-9,
         )
         own = [a.parts[f"member_{k}"] for k in range(3)]
         assert own == pytest.approx([b.parts[f"member_{2 - k}"] for k in range(3)])
@@ -108,11 +121,11 @@ def test_what_members_have_in_common_and_what_nobody_reads_costs_nothing(policy)
     calls = {}
     for number, layer in enumerate(roles[0].decoder.layers):
         layer.mlp.register_forward_hook(
-            lambda *_, number=number: calls.__setitem__(number, calls.get(number, 0) + 1)
+            lambda *_, number=number: calls.__setitem__(number, calls.get(number, 0) + 1),
         )
     widths = []
     roles[0].decoder.layers[2].mlp.down_proj.register_forward_hook(
-        lambda _, given, __: widths.append(given[0].shape[:-1].numel())
+        lambda _, given, __: widths.append(given[0].shape[:-1].numel()),
     )
     EnsembleReward(roles, ENCODER).score(rollouts())
     assert calls == {0: 1, 1: 1, 2: 5}
@@ -139,7 +152,8 @@ def test_members_must_stand_on_one_trunk():
 
 
 @pytest.mark.parametrize(
-    "lora", [LAST, LoraConfig(rank=3), LoraConfig(rank=2, targets=("q_proj", "embed_tokens"))]
+    "lora",
+    [LAST, LoraConfig(rank=3), LoraConfig(rank=2, targets=("q_proj", "embed_tokens"))],
 )
 def test_averaged_weights_are_the_mean_of_the_members_weights(lora):
     """Against peft's own account of what an adapter adds to a weight, and a plain model that has
@@ -169,7 +183,10 @@ def test_averaged_weights_are_the_mean_of_the_members_weights(lora):
     # heads are linear: the mean of their numbers is the number of their mean
     effective = [role.head(hidden) for role in roles]
     torch.testing.assert_close(
-        averaged.scores(batch), torch.stack(effective).mean(0), atol=1e-4, rtol=1e-4
+        averaged.scores(batch),
+        torch.stack(effective).mean(0),
+        atol=1e-4,
+        rtol=1e-4,
     )
 
 
@@ -196,7 +213,9 @@ def test_the_steps_of_a_response_are_what_each_token_changed_of_its_score(budget
         assert sum(change for _, change in score.steps) == pytest.approx(whole.value, abs=1e-4)
         running = 0.0
         for (_, change), end in zip(
-            score.steps[:-1], range(1, len(rollout.response_ids)), strict=True
+            score.steps[:-1],
+            range(1, len(rollout.response_ids)),
+            strict=True,
         ):
             running += change
             ids = torch.tensor([[*rollout.prompt_ids, *rollout.response_ids[:end]]])

@@ -113,7 +113,7 @@ def test_a_call_holds_all_answers_to_its_prompts(sizes, batch, calls):
     seen = []
     rollouts = [replace(ASKED[0], sample_index=i) for size in sizes for i in range(size)]
     scores = FunctionReward(lambda p, r: seen.append(len(r)) or [1.0] * len(r), batch=batch).score(
-        rollouts
+        rollouts,
     )
     assert seen == calls
     assert len(scores) == sum(sizes)
@@ -132,7 +132,7 @@ def test_a_call_that_hangs_leaves_its_stacks_and_says_where_it_is_once(tmp_path,
     first, *_ = source.score(ASKED)
     line = deep.__code__.co_firstlineno + 1
     assert first.value is None and first.reason.endswith(
-        f"within 0.3 s, it was in deep (test_function.py, line {line})"
+        f"within 0.3 s, it was in deep (test_function.py, line {line})",
     )
     (said,) = [record.message for record in caplog.records]
     assert (
@@ -150,7 +150,9 @@ def test_a_call_that_hangs_leaves_its_stacks_and_says_where_it_is_once(tmp_path,
 
 def test_a_slow_call_is_dumped_and_still_counts(tmp_path):
     source = FunctionReward(
-        lambda p, r: time.sleep(0.3) or [1.0] * len(r), time_limit=20, dump_after=0.1
+        lambda p, r: time.sleep(0.3) or [1.0] * len(r),
+        time_limit=20,
+        dump_after=0.1,
     )
     FailureLimit(source, 0.5).keep_stacks(tmp_path / "stacks.txt")
     assert [score.value for score in source.score(ASKED)] == [1.0] * 6 and (
@@ -168,7 +170,7 @@ def test_scores_and_their_parts_come_through_in_order():
 
     scores = FunctionReward(function, batch=4).score(ASKED)
     assert [s.value for s in scores] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0] and scores[0].parts == {
-        "kind": 1.0
+        "kind": 1.0,
     }
 
 
@@ -275,7 +277,7 @@ def test_a_run_goes_on_without_the_scores_that_failed(tmp_path):
     rows = list(read_jsonl(f"{made.run}/grpo/metrics.jsonl"))
     assert [row["reward/failed"] for row in rows] == [4.0] * 4 and summary["failed_rewards"] == 16
     assert summary["failed_rewards_by_reason"] == {
-        "the reward function reward (mine.py) raised ValueError: the judge is away": 16
+        "the reward function reward (mine.py) raised ValueError: the judge is away": 16,
     }
 
 
@@ -285,7 +287,8 @@ class CutError(Exception):
 
 @pytest.mark.parametrize("cut_after", [None, 2])
 def test_an_interrupted_run_stops_at_the_step_at_which_an_uninterrupted_one_does(
-    tmp_path, cut_after
+    tmp_path,
+    cut_after,
 ):
     """The reward fails from the third step on: 16 of 48 scores failed then, and 32 of 64 a step
     later.

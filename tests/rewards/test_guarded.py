@@ -115,7 +115,8 @@ def raising(error: BaseException) -> Any:
     ],
 )
 def test_any_error_is_a_failed_score_with_the_names_of_function_and_file(
-    error: BaseException, words: str
+    error: BaseException,
+    words: str,
 ) -> None:
     reasons = {score.reason for score in scored(raising(error))}
     (reason,) = reasons
@@ -180,7 +181,7 @@ def test_a_value_that_ends_the_program_fails_the_call() -> None:
         for score in scored(lambda prompts, responses: [Number(SystemExit(0)), 1.0, 1.0])
     }
     assert len(reasons) == 1 and reasons.pop().endswith(
-        "raised SystemExit: 0 while its list was read"
+        "raised SystemExit: 0 while its list was read",
     )
 
 
@@ -353,7 +354,8 @@ CHANGES: dict[str, tuple[Any, Any]] = {
     "limits of the interpreter": (lambda: sys.setrecursionlimit(77_777), sys.getrecursionlimit),
     "limits of the process": (
         lambda: resource.setrlimit(
-            resource.RLIMIT_NOFILE, (77, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+            resource.RLIMIT_NOFILE,
+            (77, resource.getrlimit(resource.RLIMIT_NOFILE)[1]),
         ),
         lambda: resource.getrlimit(resource.RLIMIT_NOFILE),
     ),
@@ -363,7 +365,8 @@ CHANGES: dict[str, tuple[Any, Any]] = {
 
 @pytest.mark.parametrize("facet", CHANGES)
 def test_what_a_call_changes_is_the_runs_again_and_named_once(
-    facet: str, caplog: pytest.LogCaptureFixture
+    facet: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     change, read = CHANGES[facet]
     before = read()
@@ -409,7 +412,9 @@ def values_of(module: Any, names: list[str]) -> list[Any]:
 @pytest.mark.parametrize("how", ["replaced", "deleted", "replaced, then raises"])
 @pytest.mark.parametrize("name", MODULES)
 def test_functions_of_pythons_modules_that_a_call_replaces_are_the_runs_again_and_named_once(
-    name: str, how: str, caplog: pytest.LogCaptureFixture
+    name: str,
+    how: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     module, names = MODULES[name]
     before = values_of(module, names)
@@ -457,7 +462,8 @@ def test_every_name_that_the_run_depends_on_at_once_is_put_back(
 
 
 def test_what_a_coroutine_an_import_and_a_hanging_call_replace_is_put_back(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock, kill, loads = time.time, os.kill, json.loads
 
@@ -472,7 +478,7 @@ def test_what_a_coroutine_an_import_and_a_hanging_call_replace_is_put_back(
 
     file = tmp_path / "replaces.py"
     file.write_text(
-        "import time\ntime.time = lambda: 0.0\ndef f(prompts, responses): return [1.0] * 3\n"
+        "import time\ntime.time = lambda: 0.0\ndef f(prompts, responses): return [1.0] * 3\n",
     )
     assert [score.value for score in scored(waits)] == [1.0] * 3
     assert "gave no answer within 0.5 s, it was in" in scored(hangs, time_limit=0.5)[0].reason
@@ -513,7 +519,8 @@ def test_a_function_finds_what_it_left() -> None:
 
 
 def test_every_call_begins_in_the_working_directory_of_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "next.py").write_text("import os\ndef f(p, r): return [os.path.exists('next.py')]")
@@ -532,7 +539,8 @@ def test_every_call_begins_in_the_working_directory_of_the_run(
 
 
 def test_stacks_of_a_call_that_went_elsewhere_lie_in_the_folder_of_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "elsewhere").mkdir()
@@ -549,7 +557,8 @@ def test_stacks_of_a_call_that_went_elsewhere_lie_in_the_folder_of_the_run(
 
 
 def test_a_function_begins_in_the_folder_that_its_own_file_went_to_on_import(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(surroundings, "_FOLDERS", {})
@@ -579,7 +588,11 @@ def test_a_closed_terminal_is_opened_again(tmp_path: Path) -> None:
         "source.score_texts([Prompt((user('q'),))], ['x'])\nprint('here')"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=True
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
     )
     assert done.stdout == "here\n"
 
@@ -596,7 +609,11 @@ def test_descriptors_that_a_call_closes_are_open_again(tmp_path: Path) -> None:
         "b'there')"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=True
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
     )
     assert done.stdout == "here\n" and done.stderr.endswith("there")
     assert "changed standard input, output or error" in done.stderr
@@ -616,7 +633,11 @@ def test_a_thread_that_never_ends_does_not_keep_the_program(tmp_path: Path) -> N
         "stopping.PATIENCE = 0.5\nstopping.end_in_time(7)\nsys.exit(7)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
     )
     assert done.returncode == 7 and "gave no answer within" not in done.stderr
     assert (
@@ -635,7 +656,7 @@ def test_what_a_function_does_to_its_prompts_stays_with_the_call() -> None:
                 prompts[0].row["answer"].pop("of"),
                 prompts[0] is prompts[1],
                 responses.pop(),
-            )
+            ),
         )
         return [1.0, 1.0]
 
@@ -672,7 +693,10 @@ print(scored(lambda prompts, responses: [ends_with(7)], 1)[0].value, ends_with(8
 def test_a_process_of_the_functions_own_ends_as_it_likes() -> None:
     """In an interpreter of its own: a fork of one with many libraries and threads may crash."""
     ended = subprocess.run(
-        [sys.executable, "-c", FORKS], check=True, capture_output=True, text=True
+        [sys.executable, "-c", FORKS],
+        check=True,
+        capture_output=True,
+        text=True,
     )
     assert ended.stdout.split() == ["7.0", "8"], ended.stderr
 
@@ -696,7 +720,8 @@ def test_a_module_that_ends_the_program_is_refused(tmp_path: Path, line: str, wo
 
 
 def test_what_an_import_changes_is_the_runs_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     (tmp_path / "mine.py").write_text(
         "import decimal, os, signal, warnings\nimport numpy as np\nimport torch\n"
@@ -704,7 +729,7 @@ def test_what_an_import_changes_is_the_runs_again(
         "signal.signal(signal.SIGTERM, "
         "signal.SIG_IGN)\ntorch.set_grad_enabled(False)\ntorch.set_default_device('meta')\n"
         "os.environ['MINE'] = 'here'\n"
-        "def f(prompts, responses): return [float(os.environ['MINE'] == 'here')] * len(responses)\n"
+        "def f(prompts, responses): return [float(os.environ['MINE'] == 'here')] * len(responses)\n",
     )
     handler = signal.getsignal(signal.SIGTERM)
     function = load_function(f"{tmp_path}/mine.py:f")
@@ -755,7 +780,8 @@ def test_a_judge_has_the_guard_of_a_reward(tmp_path: Path, body: str, words: str
 
 
 def test_a_judge_is_called_by_batches_of_whole_prompts_and_a_failed_call_costs_its_own(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     prompts = [Prompt((user(f"q{n}"),)) for n in range(4) for _ in range(3)]
     body = (
@@ -825,11 +851,13 @@ def test_a_generator_of_rows_leaves_the_run_its_state(tmp_path: Path) -> None:
 
 
 def test_a_slow_import_is_named_while_it_lasts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(loading, "SLOW_IMPORT", 0.1)
     (tmp_path / "slow.py").write_text(
-        "import time\ntime.sleep(1)\ndef f(p, r): return [1.0] * len(r)"
+        "import time\ntime.sleep(1)\ndef f(p, r): return [1.0] * len(r)",
     )
     load_function(f"{tmp_path}/slow.py:f")
     assert "slow.py" in caplog.text and "line 2" in caplog.text
@@ -880,7 +908,11 @@ def test_a_call_that_keeps_the_interpreter_ends_the_run_with_a_sentence(tmp_path
         "source.score_texts([Prompt((user('q'),))], ['a' * 60 + 'b'])\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
     )
     assert done.returncode == -signal.SIGKILL and done.stdout == "1.0\n"
     assert (

@@ -67,7 +67,10 @@ def test_each_prompt_has_its_own_plurality_wherever_its_answers_stand():
 
 def test_the_format_keeps_its_weight():
     values = agreement(
-        "numeric", ["a\n#### 4", "#### 4", "b\n#### 5"], format="hashes", format_weight=0.5
+        "numeric",
+        ["a\n#### 4", "#### 4", "b\n#### 5"],
+        format="hashes",
+        format_weight=0.5,
     )
     assert values == [1.5, 1.0, 0.5]
 

@@ -44,7 +44,9 @@ def source(settings):
         model = role.model
         objectives[name] = (role, *SCALES[name])
     return ObjectivesReward(
-        {k: ObjectiveConfig(**v) for k, v in settings.items()}, objectives, ENCODER
+        {k: ObjectiveConfig(**v) for k, v in settings.items()},
+        objectives,
+        ENCODER,
     )
 
 
@@ -60,8 +62,16 @@ def rollouts():
         out = tuple(ENCODER.tokenizer(response)["input_ids"])
         made.append(
             Rollout(
-                ids, out, (), StopReason.LENGTH, response, 0, 0, Sampling(), Prompt((user(prompt),))
-            )
+                ids,
+                out,
+                (),
+                StopReason.LENGTH,
+                response,
+                0,
+                0,
+                Sampling(),
+                Prompt((user(prompt),)),
+            ),
         )
     return made
 
@@ -100,7 +110,8 @@ def test_constraints_weigh_what_their_multipliers_say_whatever_the_order_of_the_
     for number, score in enumerate(reward.score(rollouts())):
         helpful, safe, true = (expected[name][number] for name in NAMES)
         assert score.value == pytest.approx(
-            (2.0 * helpful + 1.5 * true + 0.25 * safe) / 2.75, abs=1e-3
+            (2.0 * helpful + 1.5 * true + 0.25 * safe) / 2.75,
+            abs=1e-3,
         )
 
 
@@ -110,7 +121,8 @@ def test_the_measure_of_a_policy_does_not_move_with_the_multipliers():
         reward.load_state({"multipliers": {"true": multiplier, "safe": 0.0}})
         found = reward.judge(rollouts())
         assert [s.value for s in found] == pytest.approx(
-            [2.0 * value for value in expected["helpful"]], abs=1e-3
+            [2.0 * value for value in expected["helpful"]],
+            abs=1e-3,
         )
         assert [s.parts["true"] for s in found] == pytest.approx(expected["true"], abs=1e-3)
     assert FailureLimit(RandomReward(0), 0.5).judge(rollouts()) == RandomReward(0).score(rollouts())

@@ -36,7 +36,7 @@ def renumbered():
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     random.Random(0).shuffle(alphabet)
     inner = Tokenizer(
-        BPE(vocab={token: i for i, token in enumerate([*SPECIAL, *alphabet])}, merges=[])
+        BPE(vocab={token: i for i, token in enumerate([*SPECIAL, *alphabet])}, merges=[]),
     )
     inner.pre_tokenizer, inner.decoder = (
         pre_tokenizers.ByteLevel(add_prefix_space=False),
@@ -55,7 +55,8 @@ def renumbered():
 def reworded():
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = TEMPLATE.replace(
-        "{{ message['content'] }}", " : {{ message['content'] }}"
+        "{{ message['content'] }}",
+        " : {{ message['content'] }}",
     )
     return tokenizer
 
@@ -79,7 +80,8 @@ def judge(request, tmp_path_factory):
 def assert_scores_are_of_the_texts(run, judge):
     rows = run.samples()
     meant = judge.reward_model.score(
-        [row["prompt"] for row in rows], [row["response"] for row in rows]
+        [row["prompt"] for row in rows],
+        [row["response"] for row in rows],
     )
     scored = [
         (row["proxy"], value) for row, value in zip(rows, meant, strict=True) if value is not None
@@ -92,7 +94,11 @@ def assert_scores_are_of_the_texts(run, judge):
 def test_answers_are_scored_as_the_reward_model_reads_them(judge, tmp_path):
     model = {"source": "tiny", "dtype": "float32"}
     run = tether.grpo(
-        model, prompts=["a", "b", "c"], reward=judge, run=str(tmp_path / "grpo"), **SAMPLE
+        model,
+        prompts=["a", "b", "c"],
+        reward=judge,
+        run=str(tmp_path / "grpo"),
+        **SAMPLE,
     )
     assert_scores_are_of_the_texts(run, judge)
 
@@ -130,5 +136,6 @@ def test_a_reward_model_on_a_trunk_of_its_own_reads_texts_too(judge, tmp_path):
     tiny_tokenizer().save_pretrained(folder)
     own = tether.reward(str(folder), PAIRS, run=str(tmp_path / "same"), **TRAIN)
     assert isinstance(
-        learned_reward(trained_scorer(str(own.path)), ModelConfig(source="tiny")), LearnedReward
+        learned_reward(trained_scorer(str(own.path)), ModelConfig(source="tiny")),
+        LearnedReward,
     )

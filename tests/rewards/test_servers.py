@@ -77,7 +77,7 @@ class Reward:
                 rollout.stop_reason,
                 rollout.prompt_ids,
                 rollout.sample_index,
-            )
+            ),
         )
         return Score(
             float(seen % 1000 + number),
@@ -98,7 +98,9 @@ def served(tmp_path):
         ]
         for server in servers:
             threading.Thread(
-                target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+                target=server.serve_forever,
+                kwargs={"poll_interval": 0.02},
+                daemon=True,
             ).start()
             ends.append(lambda server=server: (server.shutdown(), server.server_close()))
         addresses = tuple(f"http://127.0.0.1:{server.server_address[1]}" for server in servers)
@@ -160,7 +162,7 @@ def test_a_batch_that_no_server_can_score_fails_alone(served):
         server.post = {
             "/v1/score": lambda b, s=score: (
                 (500, {}) if b["rollouts"][0]["text"] == "text 7" else s(b)
-            )
+            ),
         }
     scores = reward.score(ROLLOUTS)
     assert [
@@ -226,7 +228,7 @@ def test_a_run_is_the_same_and_a_killed_server_comes_back(tmp_path):
     call = f"{tmp_path}/own.py:vowels"
     (tmp_path / "own.py").write_text(FUNCTION.format(log=str(tmp_path / "log")))
     (tmp_path / "prompts.jsonl").write_text(
-        "".join(json.dumps({"prompt": f"question {n}"}) + "\n" for n in range(12))
+        "".join(json.dumps({"prompt": f"question {n}"}) + "\n" for n in range(12)),
     )
     plain = {
         **RUN["grpo"],
@@ -306,7 +308,8 @@ def test_what_does_not_go_with_servers(change, says):
 def test_a_function_is_called_as_in_this_process(served):
     seen = []
     own = FunctionReward(
-        lambda prompts, responses: seen.append(responses) or [1.0] * len(responses), batch=4
+        lambda prompts, responses: seen.append(responses) or [1.0] * len(responses),
+        batch=4,
     )
     reward, _ = served(own, batch=4)
     reward.score(ROLLOUTS)

@@ -80,7 +80,7 @@ def sandbox(tmp_path, monkeypatch):
 
     def make(name, workers=1, seconds=20.0, memory_mb=512):
         made.append(
-            Sandbox(f"wild_checks:{name}", workers=workers, seconds=seconds, memory_mb=memory_mb)
+            Sandbox(f"wild_checks:{name}", workers=workers, seconds=seconds, memory_mb=memory_mb),
         )
         return made[-1]
 
@@ -214,7 +214,7 @@ def test_an_answer_that_is_missing_or_wrong_says_so_and_a_known_answer_that_nobo
             rollout(r"\boxed{7}", r"\frac{"),
             # of which a lenient reader sees the 2
             rollout(r"\boxed{2}", r"\frac \pi4 + 2 - \sqrt2"),
-        ]
+        ],
     )
     assert (missing.value, missing.parts) == (0.0, {"correct": 0.0})
     assert "no answer found" in missing.reason and "boxed" in missing.reason
@@ -265,14 +265,14 @@ def test_the_last_number_counts_only_where_it_is_asked_for():
     with VerifiableReward(VerifiableConfig(kind="numeric")) as strict:
         assert values(strict, responses) == [0.0, 0.0, 0.0]
     with VerifiableReward(
-        VerifiableConfig(kind="numeric", answer_in=("hashes", "last-number"))
+        VerifiableConfig(kind="numeric", answer_in=("hashes", "last-number")),
     ) as lenient:
         assert values(lenient, responses) == [1.0, 0.0, 0.0]
 
 
 def test_numbers_are_compared_within_the_tolerance():
     with VerifiableReward(
-        VerifiableConfig(kind="numeric", answer_in=("whole",), tolerance=0.01)
+        VerifiableConfig(kind="numeric", answer_in=("whole",), tolerance=0.01),
     ) as reward:
         rows = [
             ("100.9", 100),
@@ -315,7 +315,7 @@ def test_the_format_is_a_part_of_its_own_with_a_weight():
                 rollout("hm <answer>Paris</answer>", "Paris"),
                 rollout(f"{good}<answer>Rome</answer>", "Rome"),
                 rollout("Paris", "Paris"),
-            ]
+            ],
         )
     assert (right.value, right.parts) == (1.25, {"correct": 1.0, "format": 1.0})
     assert (wrong.value, wrong.parts) == (0.25, {"correct": 0.0, "format": 1.0})
@@ -565,7 +565,7 @@ def test_the_tasks_own_scorer_judges_its_entries(task_prompts, tmp_path):
     order = f"<answer>[__import__('os').system('touch {tmp_path}/trace') or 'A']</answer>"
     rollouts.append(rollout(order, **task_prompts["string_insertion"][0].metadata))
     with VerifiableReward(
-        VerifiableConfig(kind="reasoning-gym", time_limit=30, workers=1)
+        VerifiableConfig(kind="reasoning-gym", time_limit=30, workers=1),
     ) as reward:
         *scores, obeyed = reward.score(rollouts)
     assert [score.value for score in scores[0::3]] == [1.0] * len(prompts)
@@ -600,7 +600,10 @@ def test_all_tasks_score_as_they_do_in_one_process():
     tasks = sorted(DATASETS.keys() - {"composite"})
     config = {"size": 2, "seed": 5}
     with Sandbox(
-        "tether.rewards.verifiable:make_entry_maker", workers=2, seconds=120, memory_mb=4096
+        "tether.rewards.verifiable:make_entry_maker",
+        workers=2,
+        seconds=120,
+        memory_mb=4096,
     ) as makers:
         made = makers.run([{"task": task, "config": config, "index": 1} for task in tasks])
     rollouts, expected = [], []
@@ -611,7 +614,7 @@ def test_all_tasks_score_as_they_do_in_one_process():
         original = original if original["question"] == question else ast.literal_eval(entry)
         for answer in ([known] if isinstance(known, str) and known.strip() else []) + ["12"]:
             rollouts.append(
-                rollout(f"<answer>{answer}</answer>", known, task=task, config=config, entry=entry)
+                rollout(f"<answer>{answer}</answer>", known, task=task, config=config, entry=entry),
             )
             try:
                 expected.append(float(dataset.score_answer(answer.strip(), original)))
@@ -656,7 +659,10 @@ def test_verdicts_agree_with_published_ones(tether_data, gsm8k, limit):
 @needs_math_verify
 @pytest.mark.parametrize("limit", [60, pytest.param(None, marks=pytest.mark.slow)])
 def test_reference_solutions_are_right_for_their_own_problem_and_wrong_for_the_next(
-    tether_data, gsm8k, mathematics, limit
+    tether_data,
+    gsm8k,
+    mathematics,
+    limit,
 ):
     sources = [
         (gsm8k, "gsm8k/test.jsonl.gz", read_gsm8k),
@@ -688,7 +694,8 @@ def test_answers_written_otherwise_are_still_right(tether_data, mathematics, lim
     unreadable = {r"\frac{12}{5,\!525}", r"\frac \pi4 + 2 - \sqrt2"}
     for spelling in spellings:
         found = values(
-            mathematics, [(rf"\boxed{{{s}}}", a) for s, a in zip(spelling, known, strict=True)]
+            mathematics,
+            [(rf"\boxed{{{s}}}", a) for s, a in zip(spelling, known, strict=True)],
         )
         missed = {a for a, value in zip(known, found, strict=True) if value != 1.0}
         assert len(missed - unreadable) <= 1, missed

@@ -182,7 +182,9 @@ def served(monkeypatch):
         model = open_model(ModelConfig.model_validate({"source": "tiny", "dtype": "float32"}))
         started.append(engine_server(model, ("127.0.0.1", 0), 64, **how))
         threading.Thread(
-            target=started[-1].serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+            target=started[-1].serve_forever,
+            kwargs={"poll_interval": 0.02},
+            daemon=True,
         ).start()
         return {
             "kind": "served",
@@ -241,7 +243,9 @@ def test_what_is_decoded_together_changes_the_bits_of_a_served_run_and_no_sample
 
 
 def test_requests_that_are_decoded_alone_give_the_same_bits_whenever_they_come(
-    tmp_path, served, monkeypatch
+    tmp_path,
+    served,
+    monkeypatch,
 ):
     """The promise of docs/guides/resuming.md for `deterministic = true`."""
     run_recipe(recipe(tmp_path, "quick", engine=served(alone=True), **mixed(tmp_path)))
@@ -274,7 +278,7 @@ def test_a_deterministic_run_has_each_request_decoded_alone(tmp_path, monkeypatc
 
     monkeypatch.setattr("tether.build.engines.ServedEngine", engine)
     values = recipe(tmp_path, "one", engine=SERVED).model_copy(
-        update={"deterministic": deterministic}
+        update={"deterministic": deterministic},
     )
     with pytest.raises(ModelError, match="far enough"):
         run_recipe(values)
@@ -282,7 +286,8 @@ def test_a_deterministic_run_has_each_request_decoded_alone(tmp_path, monkeypatc
 
 
 def test_a_server_that_dies_is_given_the_older_weights_again_and_nothing_is_lost_or_drawn_twice(
-    tmp_path, monkeypatch
+    tmp_path,
+    monkeypatch,
 ):
     """The process of a server ends in the middle of the run, with samples of older weights under
     way.
@@ -329,7 +334,12 @@ def test_settings_that_do_not_go_with_it(tmp_path, more, says):
     [(0, 1, None, 4), (0, 2, "2", 4), (1, 1, "2", 2), (2, 3, "1", 1)],
 )
 def test_who_works_at_the_same_time_shares_the_cores(
-    tmp_path, monkeypatch, ahead, servers, each, learner
+    tmp_path,
+    monkeypatch,
+    ahead,
+    servers,
+    each,
+    learner,
 ):
     threads = torch.get_num_threads()
     seen = []
@@ -349,7 +359,7 @@ def test_who_works_at_the_same_time_shares_the_cores(
                     "grpo",
                     engine={"kind": "served", "servers": servers},
                     max_staleness=ahead,
-                )
+                ),
             )
         assert seen == [each, learner] and torch.get_num_threads() == 4
     finally:

@@ -26,7 +26,7 @@ class Recorder:
             SimpleNamespace(
                 clone_state=lambda: "a new state",
                 graphsafe_set_state=self.calls.append,
-            )
+            ),
         ]
         recorder = self
 

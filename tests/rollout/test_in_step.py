@@ -58,14 +58,15 @@ def test_samples_and_log_probabilities_equal_a_loop_without_cache_or_batch(kind)
         for rollout in group.rollouts:
             ids = list(rollout.prompt_ids)
             for step, (token, logprob) in enumerate(
-                zip(rollout.response_ids, rollout.logprobs, strict=True)
+                zip(rollout.response_ids, rollout.logprobs, strict=True),
             ):
                 logits = (
                     ours.role.causal_model(input_ids=torch.tensor([ids])).logits[0, -1].double()
                     / 0.8
                 )
                 uniform = counter_uniform(
-                    11, *(torch.tensor([n]) for n in (ordinal, rollout.sample_index, step))
+                    11,
+                    *(torch.tensor([n]) for n in (ordinal, rollout.sample_index, step)),
                 )
                 assert token == int((logits.softmax(-1).cumsum(-1) <= float(uniform)).sum())
                 assert logprob == pytest.approx(float(logits.log_softmax(-1)[token]), abs=1e-3)
@@ -78,12 +79,19 @@ def test_responses_end_by_token_string_or_length_and_depend_on_nobody():
     common = [r.response_ids[6] for g in free for r in g.rollouts][:4]
     stops = (1, *common)
     together = engine("qwen3_5_text", stops, max_rows=64).generate(
-        PROMPTS, sampling, num_samples=3, seed=2
+        PROMPTS,
+        sampling,
+        num_samples=3,
+        seed=2,
     )
     alone = engine("qwen3_5_text", stops, max_rows=1)
     for number, group in enumerate(together):
         (single,) = alone.generate(
-            [PROMPTS[number]], sampling, num_samples=3, seed=2, ordinals=[number]
+            [PROMPTS[number]],
+            sampling,
+            num_samples=3,
+            seed=2,
+            ordinals=[number],
         )
         assert [(r.response_ids, r.stop_reason) for r in single.rollouts] == [
             (r.response_ids, r.stop_reason) for r in group.rollouts
@@ -97,10 +105,15 @@ def test_responses_end_by_token_string_or_length_and_depend_on_nobody():
     piece = next(letter for letter in texts[0][2:] if letter.isascii() and letter.isalnum())
     ours = engine("qwen3_5_text", max_rows=64)
     again = ours.generate(
-        PROMPTS, Sampling(max_new_tokens=40, stop_strings=(piece,)), num_samples=3, seed=2
+        PROMPTS,
+        Sampling(max_new_tokens=40, stop_strings=(piece,)),
+        num_samples=3,
+        seed=2,
     )
     for rollout, text in zip(
-        (rollout for group in again for rollout in group.rollouts), texts, strict=True
+        (rollout for group in again for rollout in group.rollouts),
+        texts,
+        strict=True,
     ):
         assert (rollout.stop_reason is StopReason.STOP_STRING) == (piece in text)
         assert rollout.text == text.split(piece)[0]

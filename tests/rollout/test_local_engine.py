@@ -37,7 +37,11 @@ def test_greedy_equals_transformers_generate(max_rows):
     for group in groups:
         ids = torch.tensor([group.rollouts[0].prompt_ids])
         expected = ours.role.model.generate(
-            ids, max_new_tokens=20, do_sample=False, eos_token_id=1, pad_token_id=0
+            ids,
+            max_new_tokens=20,
+            do_sample=False,
+            eos_token_id=1,
+            pad_token_id=0,
         )[0, ids.shape[1] :]
         assert list(group.rollouts[0].response_ids) == expected.tolist()
 
@@ -49,7 +53,7 @@ def test_samples_and_logprobs_equal_a_loop_without_cache_or_batch():
         for rollout in group.rollouts:
             ids = list(rollout.prompt_ids)
             for position, (token, logprob) in enumerate(
-                zip(rollout.response_ids, rollout.logprobs, strict=True)
+                zip(rollout.response_ids, rollout.logprobs, strict=True),
             ):
                 logits = ours.role.model(input_ids=torch.tensor([ids])).logits[0, -1].double() / 0.8
                 uniform = float(
@@ -58,7 +62,7 @@ def test_samples_and_logprobs_equal_a_loop_without_cache_or_batch():
                         torch.tensor([ordinal]),
                         torch.tensor([rollout.sample_index]),
                         torch.tensor([position]),
-                    )
+                    ),
                 )
                 cumulative = logits.softmax(-1).cumsum(-1)
                 assert token == int((cumulative <= uniform).sum())
@@ -98,7 +102,11 @@ def test_rows_that_enter_and_leave_at_any_time_sample_what_they_would_alone(max_
     assert len(lengths) > 10 and [g.prompt.id for g in groups] == [p.id for p in MANY]
     for number in (0, 17, 39):
         alone = ours.generate(
-            [MANY[number]], sampling, num_samples=num_samples, seed=3, ordinals=[number]
+            [MANY[number]],
+            sampling,
+            num_samples=num_samples,
+            seed=3,
+            ordinals=[number],
         )[0]
         for one, other in zip(alone.rollouts, groups[number].rollouts, strict=True):
             assert (one.response_ids, one.stop_reason, one.sample_index) == (
@@ -126,7 +134,11 @@ def test_many_rows_that_end_early_are_transformers_greedy_rows():
     for group in groups:
         ids = torch.tensor([group.rollouts[0].prompt_ids])
         expected = model.generate(
-            ids, max_new_tokens=24, do_sample=False, eos_token_id=list(stops), pad_token_id=0
+            ids,
+            max_new_tokens=24,
+            do_sample=False,
+            eos_token_id=list(stops),
+            pad_token_id=0,
         )
         assert list(group.rollouts[0].response_ids) == expected[0, ids.shape[1] :].tolist()
 
@@ -157,7 +169,10 @@ def windowed_model(kind, window=8):
             return transformers.MistralForCausalLM(transformers.MistralConfig(**common))
         kinds = ["sliding_attention", "full_attention", "sliding_attention"]
         config = transformers.Gemma3TextConfig(
-            **common, layer_types=kinds, head_dim=16, query_pre_attn_scalar=16
+            **common,
+            layer_types=kinds,
+            head_dim=16,
+            query_pre_attn_scalar=16,
         )
         return transformers.Gemma3ForCausalLM(config)
 
@@ -174,7 +189,12 @@ def test_windows_are_kept(kind):
     for group in ours.generate(MANY[:6], Sampling(max_new_tokens=20, temperature=0.0)):
         ids = torch.tensor([group.rollouts[0].prompt_ids])
         expected = model.generate(
-            ids, max_new_tokens=20, do_sample=False, eos_token_id=1, pad_token_id=0, use_cache=False
+            ids,
+            max_new_tokens=20,
+            do_sample=False,
+            eos_token_id=1,
+            pad_token_id=0,
+            use_cache=False,
         )
         assert list(group.rollouts[0].response_ids) == expected[0, ids.shape[1] :].tolist()
 
@@ -205,7 +225,7 @@ def test_stop_strings_end_a_response():
     ].rollouts[0]
     assert again.stop_reason is StopReason.STOP_STRING
     assert again.text == first.text.split(piece)[0] and len(again.response_ids) < len(
-        first.response_ids
+        first.response_ids,
     )
 
 
@@ -222,7 +242,9 @@ def test_stop_strings_of_many_bytes_in_many_rows(monkeypatch):
 
     monkeypatch.setattr("tether.rollout.local.sample_tokens", scripted)
     groups = ours.generate(
-        PROMPTS, Sampling(max_new_tokens=60, stop_strings=("never", stop)), num_samples=3
+        PROMPTS,
+        Sampling(max_new_tokens=60, stop_strings=("never", stop)),
+        num_samples=3,
     )
     rollouts = [r for g in groups for r in g.rollouts]
     assert all(r.stop_reason is StopReason.STOP_STRING and r.text == "well, " for r in rollouts)
@@ -244,10 +266,12 @@ def test_uniforms_are_uniform_and_independent_of_neighbours():
         assert abs(np.corrcoef(draws[:-1], draws[1:])[0, 1]) < 4 / math.sqrt(n)
     assert len(set(counter_uniform(0, counters, zeros, zeros).tolist())) == n
     assert not torch.equal(
-        counter_uniform(0, counters, zeros, zeros), counter_uniform(1, counters, zeros, zeros)
+        counter_uniform(0, counters, zeros, zeros),
+        counter_uniform(1, counters, zeros, zeros),
     )
     assert not torch.equal(
-        counter_uniform(0, counters, zeros, zeros), counter_uniform(0, zeros, counters, zeros)
+        counter_uniform(0, counters, zeros, zeros),
+        counter_uniform(0, zeros, counters, zeros),
     )
 
 
@@ -267,7 +291,9 @@ def test_sampling_has_the_distribution_it_says(sampling, support):
     logits[0, [700, 3, 999, 255, 256]] = probabilities.log()
     n = 8000
     tokens, logprobs = sample_tokens(
-        logits.expand(n, -1), torch.arange(n, dtype=torch.float64).add(0.5) / n, sampling
+        logits.expand(n, -1),
+        torch.arange(n, dtype=torch.float64).add(0.5) / n,
+        sampling,
     )
     expected = probabilities ** (1 / sampling.temperature)
     expected = torch.where(torch.isin(torch.arange(5), torch.tensor(support)), expected, 0.0)
@@ -280,7 +306,8 @@ def test_sampling_has_the_distribution_it_says(sampling, support):
 
 
 @pytest.mark.parametrize(
-    "sampling", [Sampling(), Sampling(temperature=0.0), Sampling(top_p=0.8, temperature=0.7)]
+    "sampling",
+    [Sampling(), Sampling(temperature=0.0), Sampling(top_p=0.8, temperature=0.7)],
 )
 def test_many_rows_are_sampled_as_each_alone(sampling):
     logits = torch.randn(70, 30_000, generator=torch.Generator().manual_seed(0)).bfloat16() * 3
@@ -299,7 +326,9 @@ PLACES = 46
 def memory_of(monkeypatch, total, free):
     """A machine of so many bytes, of which so many are free."""
     monkeypatch.setattr(
-        psutil, "virtual_memory", lambda: SimpleNamespace(total=int(total), available=int(free))
+        psutil,
+        "virtual_memory",
+        lambda: SimpleNamespace(total=int(total), available=int(free)),
     )
 
 

@@ -34,7 +34,10 @@ def folder(request, tmp_path_factory):
     }
     ends = {"eos_token_id": 1, "pad_token_id": 0, "bos_token_id": None, "initializer_range": 0.1}
     config = transformers.LlamaConfig(
-        **sizes, **ends, num_key_value_heads=2, tie_word_embeddings=request.param == "tied"
+        **sizes,
+        **ends,
+        num_key_value_heads=2,
+        tie_word_embeddings=request.param == "tied",
     )
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(config)
@@ -81,7 +84,8 @@ def test_samples_are_tokens_and_their_log_probabilities_are_the_learners(folder,
             continue
         temperature, count = sampling.temperature or 1.0, len(rollout.response_ids)
         batch = make_batch(
-            [encoder_of(loaded).rollout(rollout.prompt_ids, rollout.response_ids)], 0
+            [encoder_of(loaded).rollout(rollout.prompt_ids, rollout.response_ids)],
+            0,
         )
         with torch.no_grad():
             learner = role.logprobs(batch, temperature)[0]
@@ -103,7 +107,13 @@ def test_training_moves_no_row_without_a_token_by_its_probability(folder):
 def test_a_server_of_vllms_is_told_what_not_to_draw_and_its_probe_has_all_rows(folder):
     how = {"stop_ids": (1,), "ours": False}
     body = as_request(
-        (5, 6), Sampling(max_new_tokens=4), 2, 0, 0, unused=range(TOKENS, ROWS), **how
+        (5, 6),
+        Sampling(max_new_tokens=4),
+        2,
+        0,
+        0,
+        unused=range(TOKENS, ROWS),
+        **how,
     )
     assert body["sampling_params"]["logit_bias"] == {str(i): -100.0 for i in range(TOKENS, ROWS)}
     assert (
@@ -119,10 +129,16 @@ def test_a_server_of_vllms_is_told_what_not_to_draw_and_its_probe_has_all_rows(f
         )
     role = Role(opened(folder).model)
     torch.testing.assert_close(
-        torch.tensor(score_ids(role, ids, padded=True)), whole, atol=2e-4, rtol=0
+        torch.tensor(score_ids(role, ids, padded=True)),
+        whole,
+        atol=2e-4,
+        rtol=0,
     )
     torch.testing.assert_close(
-        torch.tensor(score_ids(role, ids)), by_hand(folder, ids), atol=2e-4, rtol=0
+        torch.tensor(score_ids(role, ids)),
+        by_hand(folder, ids),
+        atol=2e-4,
+        rtol=0,
     )
 
 
@@ -132,7 +148,10 @@ def test_an_export_draws_none_of_them_either(folder, tmp_path):
     assert model.generation_config.suppress_tokens == list(range(TOKENS, ROWS))
     torch.manual_seed(0)
     ids = model.generate(
-        torch.tensor([[3, 40, 50]]), do_sample=True, max_new_tokens=40, num_return_sequences=4
+        torch.tensor([[3, 40, 50]]),
+        do_sample=True,
+        max_new_tokens=40,
+        num_return_sequences=4,
     )
     assert int(ids.max()) < TOKENS
 

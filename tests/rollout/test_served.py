@@ -61,7 +61,9 @@ def served(tmp_path):
             if spoil is not None:
                 spoil(number, server)
             threading.Thread(
-                target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+                target=server.serve_forever,
+                kwargs={"poll_interval": 0.02},
+                daemon=True,
             ).start()
             ends.append(server)
         addresses = {
@@ -69,7 +71,9 @@ def served(tmp_path):
             for n, server in enumerate(servers)
         }
         settings = EngineConfig(
-            kind="served", addresses=tuple(addresses.values()), **{"start_seconds": 5, **config}
+            kind="served",
+            addresses=tuple(addresses.values()),
+            **{"start_seconds": 5, **config},
         )
         fleet = Servers(lambda host, port: [], [], tmp_path / "engine", addresses)
         engine = ServedEngine(
@@ -229,7 +233,7 @@ def test_a_failed_request_is_the_same_sample_elsewhere(served):
     servers[0].generate = spoilt
     for _ in range(4):
         assert drawn(engine.generate(PROMPTS, SAMPLING, **ASKED)) == drawn(
-            local.generate(PROMPTS, SAMPLING, **ASKED)
+            local.generate(PROMPTS, SAMPLING, **ASKED),
         )
     assert len(said) == 3
     log = [json.loads(line) for line in (engine.folder / "fleet.jsonl").read_text().splitlines()]
@@ -250,7 +254,7 @@ def test_a_server_whose_probe_is_garbage_is_given_up_and_the_other_goes_on(serve
     # one failure of the other is enough not to wait for it
     assert engine.fleet.at(State.HEALTHY) == ["s1"]
     assert drawn(engine.generate(PROMPTS, SAMPLING, **ASKED)) == drawn(
-        local.generate(PROMPTS, SAMPLING, **ASKED)
+        local.generate(PROMPTS, SAMPLING, **ASKED),
     )
     while engine.fleet.at(State.STALE, State.DEAD):
         time.sleep(0.01)
@@ -285,7 +289,7 @@ def test_weights_whose_loading_was_answered_too_late_are_there_and_refused_by_no
     moved(engine.role, 0.02)
     engine.update_weights(1), local.update_weights(1)
     assert drawn(engine.generate(PROMPTS, SAMPLING, **ASKED)) == drawn(
-        local.generate(PROMPTS, SAMPLING, **ASKED)
+        local.generate(PROMPTS, SAMPLING, **ASKED),
     )
 
 
@@ -306,7 +310,7 @@ def test_an_error_of_a_servers_own_is_told_and_the_server_lives_on(served, monke
     engine.update_weights(1), local.update_weights(1)
     assert not broken and server.worker.is_alive()
     assert drawn(engine.generate(PROMPTS, SAMPLING, **ASKED)) == drawn(
-        local.generate(PROMPTS, SAMPLING, **ASKED)
+        local.generate(PROMPTS, SAMPLING, **ASKED),
     )
 
 
@@ -331,7 +335,7 @@ def test_a_refusal_of_weights_that_were_replaced_meanwhile_ends_nothing(served):
     engine.update_weights(1)
     assert engine.fleet.at(State.HEALTHY) == ["s0", "s1"]
     assert drawn(engine.generate(PROMPTS, SAMPLING, **ASKED)) == drawn(
-        local.generate(PROMPTS, SAMPLING, **ASKED)
+        local.generate(PROMPTS, SAMPLING, **ASKED),
     )
 
 
@@ -349,7 +353,7 @@ def test_a_server_that_hangs_is_left_after_its_time(served):
     start = time.monotonic()
     for _ in range(3):
         assert drawn(engine.generate(PROMPTS, SAMPLING, **ASKED)) == drawn(
-            local.generate(PROMPTS, SAMPLING, **ASKED)
+            local.generate(PROMPTS, SAMPLING, **ASKED),
         )
     assert hung.is_set() and time.monotonic() - start < 30
     log = (engine.folder / "fleet.jsonl").read_text()
@@ -361,7 +365,7 @@ def test_a_server_that_forgot_the_adapter_is_given_it_again(served):
     (name,) = server.engines
     server.adapt("unload", {"lora_name": name})
     assert drawn(engine.generate(PROMPTS, SAMPLING, **ASKED)) == drawn(
-        local.generate(PROMPTS, SAMPLING, **ASKED)
+        local.generate(PROMPTS, SAMPLING, **ASKED),
     )
     assert "it has no policy-" in (engine.folder / "fleet.jsonl").read_text()
 
@@ -444,7 +448,8 @@ class Replacing:
             )
             if not (self.forgets and self.server.engines):
                 self.server.adapt(
-                    "load", {"lora_name": f"held-{len(self.steps)}", "lora_path": str(folder)}
+                    "load",
+                    {"lora_name": f"held-{len(self.steps)}", "lora_path": str(folder)},
                 )
         if path == "/finish_weight_update":
             self.version = body["weight_version"]
@@ -456,7 +461,7 @@ class Replacing:
         status, answer = self.generate({**body, "model": held})
         for one in answer.get("choices", []):
             one["weight_versions"] = [
-                {"version": self.version, "start": 0, "end": len(one["token_ids"])}
+                {"version": self.version, "start": 0, "end": len(one["token_ids"])},
             ]
         return status, {**answer, "model": self.server.base}
 
@@ -464,7 +469,10 @@ class Replacing:
 def test_whole_weights_replace_those_of_vllms_servers(served):
     hands = []
     engine, local, _ = served(
-        2, lambda _, server: hands.append(Replacing(server)), whole=True, ours=False
+        2,
+        lambda _, server: hands.append(Replacing(server)),
+        whole=True,
+        ours=False,
     )
     moved(engine.role, 0.02)
     engine.update_weights(1)
@@ -487,7 +495,10 @@ def test_whole_weights_replace_those_of_vllms_servers(served):
 
 def test_whole_weights_that_did_not_arrive_are_caught(served):
     engine, _, _ = served(
-        1, lambda _, server: Replacing(server, forgets=True), whole=True, ours=False
+        1,
+        lambda _, server: Replacing(server, forgets=True),
+        whole=True,
+        ours=False,
     )
     moved(engine.role, 0.02)
     with pytest.raises(ModelError, match=r"differ from the learner's by .* nats a token"):
@@ -576,11 +587,20 @@ def test_a_server_that_never_answers_ends_the_start_in_time(tmp_path):
     role = Role(add_adapter(loaded.model, "policy", LoraConfig(), seed=0), "policy")
     servers = Servers(lambda host, port: [], [], tmp_path, {"s0": "http://127.0.0.1:9"})
     config = EngineConfig(
-        kind="served", addresses=("http://127.0.0.1:9",), start_seconds=0.5, restarts=0
+        kind="served",
+        addresses=("http://127.0.0.1:9",),
+        start_seconds=0.5,
+        restarts=0,
     )
     start = time.monotonic()
     with pytest.raises(RunError, match=r"no server is left .*not started after 0.5 s"):
         ServedEngine(
-            role, encoder_of(loaded), servers, tmp_path, config, context_length=256, ours=True
+            role,
+            encoder_of(loaded),
+            servers,
+            tmp_path,
+            config,
+            context_length=256,
+            ours=True,
         )
     assert time.monotonic() - start < 20

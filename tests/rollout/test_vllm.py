@@ -33,11 +33,13 @@ def wide(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.skipif(not PYTHON.exists(), reason="needs vLLM in .bench/vllm: make peers")
 @pytest.mark.parametrize(
-    "how", [{"lora": {"rank": 4}}, {"lora": False, "roles": "separate"}], ids=["adapter", "whole"]
+    "how",
+    [{"lora": {"rank": 4}}, {"lora": False, "roles": "separate"}],
+    ids=["adapter", "whole"],
 )
 def test_vllm_samples_with_the_weights_of_each_step(wide, tmp_path, how):
     (tmp_path / "prompts.jsonl").write_text(
-        "".join(json.dumps({"prompt": f"What of {n}?"}) + "\n" for n in range(16))
+        "".join(json.dumps({"prompt": f"What of {n}?"}) + "\n" for n in range(16)),
     )
     engine = {
         "kind": "vllm",
@@ -68,7 +70,7 @@ def test_vllm_samples_with_the_weights_of_each_step(wide, tmp_path, how):
                 "model": {"source": str(wide), "dtype": "float32"},
                 "grpo": section,
             },
-        )
+        ),
     )
     rows = [
         json.loads(line)

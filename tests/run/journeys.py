@@ -57,7 +57,9 @@ def journey(root, *overrides, **changes):
         "run": str(root),
     }
     return build(
-        Recipe, {key: value for key, value in values.items() if value is not None}, overrides
+        Recipe,
+        {key: value for key, value in values.items() if value is not None},
+        overrides,
     )
 
 
@@ -97,7 +99,7 @@ class AlphabetJudge:
             self.budget -= 1
             odds = 0.3 + (second > first) - (second < first)
             verdicts.append(
-                Verdict((odds, 0.0)) if self.budget >= 0 else Verdict(None, reason=SPENT)
+                Verdict((odds, 0.0)) if self.budget >= 0 else Verdict(None, reason=SPENT),
             )
             if told:
                 told(place, verdicts[-1])

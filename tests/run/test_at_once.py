@@ -104,7 +104,13 @@ def test_a_signal_lets_every_job_save_and_starts_no_other(root, monkeypatch):
 def test_more_memory_than_there_is_is_refused(tmp_path):
     recipe = build(Recipe, values(tmp_path, sweep=SWEEP))
     large = StagePrice(
-        name="ppo", work="work", steps=1, step=1.0, before=0.0, after=0.0, memory=10**15
+        name="ppo",
+        work="work",
+        steps=1,
+        step=1.0,
+        before=0.0,
+        after=0.0,
+        memory=10**15,
     )
     price = Price([large])
     with pytest.raises(ConfigError, match=r"--at-once 2 needs 2000000\.0 GB"):
@@ -132,7 +138,11 @@ def test_a_sweep_at_once_has_the_bytes_of_one_in_turn(tmp_path):
         command += [f"grpo.kl.coefficient={','.join(BETAS)}", *more]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, check=False
+            command,
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            check=False,
         )
         assert done.returncode == 0, done.stderr
     assert all((together / "run/sweep" / place / "grpo/summary.json").exists() for place in PLACES)

@@ -43,10 +43,16 @@ def free(monkeypatch):
         return Price(
             [
                 StagePrice(
-                    name=name, work="work", steps=12, step=10.0, before=0.0, after=0.0, memory=0
+                    name=name,
+                    work="work",
+                    steps=12,
+                    step=10.0,
+                    before=0.0,
+                    after=0.0,
+                    memory=0,
                 )
                 for name in names
-            ]
+            ],
         )
 
     monkeypatch.setattr("tether.planning.price.priced", priced)
@@ -130,7 +136,7 @@ def test_time_ends_a_training_at_a_whole_step_and_its_summary_says_so(tmp_path):
         "value" in summary["heldout_accuracy"] and (tmp_path / "run" / "direct" / "policy").is_dir()
     )
     assert [path.name for path in (tmp_path / "run" / "direct" / "checkpoints").iterdir()] == [
-        "step-000006"
+        "step-000006",
     ]
     tether.load(tmp_path / "run").report()
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
@@ -180,13 +186,23 @@ def test_a_measured_policy_goes_on_as_if_its_budget_had_been_larger(minutes, ste
     ],
 )
 def test_fewer_measurements_stay_and_a_sentence_says_so(
-    prompts, why, tmp_path, monkeypatch, caplog
+    prompts,
+    why,
+    tmp_path,
+    monkeypatch,
+    caplog,
 ):
     """Forty of sixty seconds are expected after the last step."""
 
     def priced(recipe, names):
         price = StagePrice(
-            name="grpo", work="work", steps=6, step=10.0, before=0.0, after=40.0, memory=0
+            name="grpo",
+            work="work",
+            steps=6,
+            step=10.0,
+            before=0.0,
+            after=40.0,
+            memory=0,
         )
         return Price([price])
 
@@ -212,7 +228,7 @@ def test_the_learning_rate_is_drawn_over_the_steps_that_fit(tmp_path):
     )
     peak = 5e-4
     assert rates(tmp_path / "run", "grpo")[3:] == pytest.approx(
-        [peak * (1 - (update - 1) / 6) for update in (3, 4, 5, 6)]
+        [peak * (1 - (update - 1) / 6) for update in (3, 4, 5, 6)],
     )
     # still over forty, of which two warm up
     assert rates(tmp_path / "run", "grpo")[:2] == pytest.approx([peak / 2, peak])
@@ -254,7 +270,13 @@ def test_the_time_of_the_evaluation_is_kept(tmp_path, monkeypatch):
         return Price(
             [
                 StagePrice(
-                    name=name, work="work", steps=12, step=10.0, before=0.0, after=15.0, memory=0
+                    name=name,
+                    work="work",
+                    steps=12,
+                    step=10.0,
+                    before=0.0,
+                    after=15.0,
+                    memory=0,
                 )
                 for name in names
             ],
@@ -283,7 +305,9 @@ def test_rounds_end_whole_and_go_on(tmp_path):
         "direct": {"prompts_per_update": 8, "heldout_fraction": 0.0},
     }
     summary = started(
-        recipe(tmp_path / "run", rounds={**rounds, "budget": 0.3}), Clock(), step=10.0
+        recipe(tmp_path / "run", rounds={**rounds, "budget": 0.3}),
+        Clock(),
+        step=10.0,
     )["rounds"]
     assert (summary["budget"]["ended_at"], summary["budget"]["total"]) == (
         len(summary["rounds"]),
@@ -348,7 +372,14 @@ def test_a_cheap_stage_is_not_starved_by_an_expensive_one(tmp_path):
     stages = [
         *(
             StagePrice(
-                name=n, work="", steps=32, step=s / 32, before=0, after=0, memory=0, prompts=32
+                name=n,
+                work="",
+                steps=32,
+                step=s / 32,
+                before=0,
+                after=0,
+                memory=0,
+                prompts=32,
             )
             for n, s in others.items()
         ),
@@ -408,7 +439,13 @@ def test_the_price_says_what_a_budget_is_enough_for(section, minutes, says, tmp_
     made = {"grpo": grpo, "direct": direct}[section](tmp_path, tmp_path / "run", budget=minutes)
     steps = 40 if section == "grpo" else 12
     price = StagePrice(
-        name=section, work="", steps=steps, step=10.0, before=90.0, after=30.0, memory=0
+        name=section,
+        work="",
+        steps=steps,
+        step=10.0,
+        before=90.0,
+        after=30.0,
+        memory=0,
     )
     line, *longer = budget_lines(made, Price([price]))
     assert says.rstrip() in line
@@ -475,7 +512,10 @@ def test_a_minute_is_a_minute(method, tmp_path, monkeypatch):
         run = tether.dpo("tiny", PAIRS, epochs=10_000, **how)
     else:
         run = tether.sft(
-            "tiny", {"path": "tether:demonstrations", "limit": 100}, epochs=10_000, **how
+            "tiny",
+            {"path": "tether:demonstrations", "limit": 100},
+            epochs=10_000,
+            **how,
         )
     took = time.monotonic() - began
     step = max(row["time/step"] for row in run.metrics())
@@ -484,17 +524,19 @@ def test_a_minute_is_a_minute(method, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "words", [["run", "smoke"], ["sft", "smoke"], ["quickstart", "--smoke"], ["dpo", "{dpo}"]]
+    "words",
+    [["run", "smoke"], ["sft", "smoke"], ["quickstart", "--smoke"], ["dpo", "{dpo}"]],
 )
 def test_every_command_that_trains_takes_a_budget(words, tmp_path, monkeypatch):
     made = []
     monkeypatch.setattr(
-        "tether.cli.journeys._stages", lambda config, *_: made.append(config.budget)
+        "tether.cli.journeys._stages",
+        lambda config, *_: made.append(config.budget),
     )
     path = tmp_path / "dpo.toml"
     path.write_text(
         f'run = "{tmp_path}/run"\nmodel = {{ source = "tiny" }}\n[direct]\ndata = {{ path = '
-        f'"{pairs_file(tmp_path)["path"]}" }}\n'
+        f'"{pairs_file(tmp_path)["path"]}" }}\n',
     )
     app([word.format(dpo=path) for word in words] + ["--budget", "2.5"], standalone_mode=False)
     assert [budget.minutes for budget in made] == [2.5]
@@ -504,7 +546,8 @@ def test_every_command_that_trains_takes_a_budget(words, tmp_path, monkeypatch):
 def test_python_takes_a_budget_for_a_stage_and_for_a_recipe(budget, tmp_path, monkeypatch):
     made = []
     monkeypatch.setattr(
-        "tether.api.methods._run", lambda config, *_: made.append(config) or tether.Run(tmp_path)
+        "tether.api.methods._run",
+        lambda config, *_: made.append(config) or tether.Run(tmp_path),
     )
     tether.grpo("tiny", numbered_prompts(tmp_path), length, budget=budget, run=tmp_path / "run")
     tether.run("smoke", f"run={tmp_path}/smoke", budget=budget)

@@ -47,7 +47,12 @@ def chosen(folder, memory, **sections):
 @pytest.mark.usefixtures("shape")
 def test_a_large_card_takes_large_passes(tmp_path):
     made = chosen(
-        tmp_path, 80, sft={"row_tokens": 1024}, direct={}, grpo=POLICY, evaluate=VALUES["evaluate"]
+        tmp_path,
+        80,
+        sft={"row_tokens": 1024},
+        direct={},
+        grpo=POLICY,
+        evaluate=VALUES["evaluate"],
     )
     assert made.sft.rows_per_micro_batch * made.sft.row_tokens == 8192
     assert made.direct.micro_batch_tokens == made.grpo.micro_batch_tokens == 8192

@@ -30,7 +30,8 @@ def data(tmp_path):
     }
     for name, lines in rows.items():
         (tmp_path / f"{name}.jsonl").write_text(
-            "".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8"
+            "".join(json.dumps(line) + "\n" for line in lines),
+            encoding="utf-8",
         )
     (tmp_path / "broken.py").write_text("import nothing_of_the_kind\n", encoding="utf-8")
     return {name: {"path": str(tmp_path / f"{name}.jsonl")} for name in rows}
@@ -105,7 +106,7 @@ def later(data, folder, monkeypatch):
                     **grpo,
                     "reward_source": "classifier",
                     "classifier": {"source": str(folder)},
-                }
+                },
             },
             "config.json",
         ),
@@ -125,7 +126,7 @@ def later(data, folder, monkeypatch):
                         **evaluate,
                         "sycophancy": {"paths": [data["prompts"]["path"], data["talks"]["path"]]},
                     },
-                }
+                },
             },
             "row 1",
         ),
@@ -147,7 +148,7 @@ def later(data, folder, monkeypatch):
                 "reward": {
                     "objectives": {"kind": data["pairs"], "safe": data["pairs"]},
                     "heldout_fraction": 1e-9,
-                }
+                },
             },
             "reward.objectives.kind: no row is held out",
         ),
@@ -250,7 +251,8 @@ def test_a_file_of_functions_is_executed_once_until_it_changes(tmp_path):
     load_function(f"{path}:score")
     assert count.read_text() == "x"
     path.write_text(
-        f"open({str(count)!r}, 'a').write('y')\nscore = sum  # another\n", encoding="utf-8"
+        f"open({str(count)!r}, 'a').write('y')\nscore = sum  # another\n",
+        encoding="utf-8",
     )
     load_function(f"{path}:score")
     assert count.read_text() == "xy"

@@ -42,7 +42,11 @@ CASES = {
 def test_a_plan_counts_what_the_stage_holds(case):
     shape, card, name, sections = CASES[case]
     made, planned, there = counted.planned_beside_counted(
-        counted.recipe_of(card, **sections), name, SHALLOW[shape], ROWS, card
+        counted.recipe_of(card, **sections),
+        name,
+        SHALLOW[shape],
+        ROWS,
+        card,
     )
     assert max(planned.values()) == pytest.approx(max(there.values()), rel=0.02)
     if "rollout" in there:
@@ -59,7 +63,11 @@ def test_a_plan_of_a_small_card_counts_the_rows_that_its_cache_has_room_for():
     caches = []
     for card in (4.5, 1.2):
         made, _, _ = counted.planned_beside_counted(
-            counted.recipe_of(card, **grpo), "grpo", SHALLOW["llama-3.1-8b"], ROWS, card
+            counted.recipe_of(card, **grpo),
+            "grpo",
+            SHALLOW["llama-3.1-8b"],
+            ROWS,
+            card,
         )
         caches.append(made.stages[0].phases[0].bytes["cache"])
     assert caches[0] == 512 * 144 * 2 * 4096

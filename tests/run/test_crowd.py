@@ -59,10 +59,12 @@ def trained(stage: str, folder: Path, run: Path, *seed: str) -> dict[str, object
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.skipif(
-    (psutil.cpu_count() or 1) < 2, reason=("needs two processors: one thread has one order")
+    (psutil.cpu_count() or 1) < 2,
+    reason=("needs two processors: one thread has one order"),
 )
 @pytest.mark.parametrize(
-    "stage", [name for name, kind in STAGES.items() if kind.makes not in ("pairs", "verdict")]
+    "stage",
+    [name for name, kind in STAGES.items() if kind.makes not in ("pairs", "verdict")],
 )
 def test_a_stage_ends_with_the_same_bits_in_a_crowd(stage, tmp_path):
     alone = trained(stage, tmp_path, tmp_path / "alone" / "run")

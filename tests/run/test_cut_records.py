@@ -52,7 +52,8 @@ HURT = [half, without_the_first, in_the_middle_of_a_line, edited, lambda path: p
 
 @pytest.mark.parametrize("hurt", HURT, ids=["half", "a row", "half a row", "a number", "all"])
 @pytest.mark.parametrize(
-    ("stage", "name"), [("sft", "metrics"), ("reinforce", "metrics"), ("reinforce", "samples")]
+    ("stage", "name"),
+    [("sft", "metrics"), ("reinforce", "metrics"), ("reinforce", "samples")],
 )
 def test_what_was_cut_is_named_with_its_step_and_in_the_summary(killed, caplog, stage, name, hurt):
     built, folder = killed(stage)

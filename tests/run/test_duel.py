@@ -44,7 +44,7 @@ class Judge:
             first, second = (text for _, text in ANSWER.findall(turn.content))
             verdict = self.prefers(first, second)
             verdicts.append(
-                Verdict(None, reason="asleep") if verdict is None else Verdict((verdict, 0.0))
+                Verdict(None, reason="asleep") if verdict is None else Verdict((verdict, 0.0)),
             )
             if told:
                 told(place, verdicts[-1])
@@ -177,7 +177,8 @@ def test_the_command_writes_all_of_it(tmp_path, other, monkeypatch):
     words = ["judge", "tiny", other, "--prompts", str(path), "--max-new-tokens", "4"]
     words += ["--report", str(tmp_path / "figures.json"), "-o", str(tmp_path / "answers.jsonl")]
     result = CliRunner().invoke(
-        app, [*words, "--judge", "anyone", "--page", str(tmp_path / "page.html")]
+        app,
+        [*words, "--judge", "anyone", "--page", str(tmp_path / "page.html")],
     )
     assert result.exit_code == 0, result.output
     figures = json.loads((tmp_path / "figures.json").read_text())
@@ -204,10 +205,14 @@ def test_published_questions_are_read(tether_data, other):
     truthful, more = read_prompts([str(tether_data / "instructgpt" / "truthful_qa_samples.csv")])
     assert more["repeated_prompts"] > 0 and len({p.messages for p in truthful}) == len(truthful)
     alpaca, _ = read_prompts(
-        [str(tether_data / "alpaca_eval" / "instructions-with-davinci003.jsonl.gz")], 3
+        [str(tether_data / "alpaca_eval" / "instructions-with-davinci003.jsonl.gz")],
+        3,
     )
     figures, _ = duel(
-        ("tiny", other), [*prompts[:2], *alpaca], PairJudge(Judge(longer), "longer"), SHORT
+        ("tiny", other),
+        [*prompts[:2], *alpaca],
+        PairJudge(Judge(longer), "longer"),
+        SHORT,
     )
     assert figures["results"]["all"]["pairs"] == 7
 

@@ -52,7 +52,7 @@ def recipe(folder, reward, **sections):
         "".join(
             json.dumps({"prompt": w, "chosen": w + "!", "rejected": "no " + w}) + "\n"
             for w in WORDS
-        )
+        ),
     )
     prompts.write_text("".join(json.dumps({"prompt": w}) + "\n" for w in WORDS))
     values = {
@@ -89,7 +89,9 @@ def ensemble(tmp_path_factory):
 def rollouts(role, loaded):
     engine = LocalEngine(role, encoder_of(loaded), max_rows=8, context_length=256)
     groups = engine.generate(
-        [Prompt((user(w),)) for w in WORDS[:3]], Sampling(max_new_tokens=6), num_samples=2
+        [Prompt((user(w),)) for w in WORDS[:3]],
+        Sampling(max_new_tokens=6),
+        num_samples=2,
     )
     return [rollout for group in groups for rollout in group.rollouts]
 
@@ -130,7 +132,8 @@ def test_each_members_part_is_the_score_of_its_folder_loaded_alone(ensemble):
     found = learned_reward(Path(made.run) / "reward" / "model", SETTINGS).score(given)
     for number in range(3):
         (role,), loaded = load_scorer(
-            Path(made.run) / "reward" / f"member-{number}" / "model", SETTINGS
+            Path(made.run) / "reward" / f"member-{number}" / "model",
+            SETTINGS,
         )
         expected = [s.value for s in LearnedReward(role, encoder_of(loaded)).score(given)]
         assert [s.parts[f"member_{number}"] for s in found] == pytest.approx(expected, abs=1e-4)
@@ -145,12 +148,13 @@ def test_members_speak_on_one_scale(ensemble):
     scales = []
     for number in range(3):
         (role,), loaded = load_scorer(
-            Path(made.run) / "reward" / f"member-{number}" / "model", SETTINGS
+            Path(made.run) / "reward" / f"member-{number}" / "model",
+            SETTINGS,
         )
         stage = RewardModeling(made.reward, role, encoder_of(loaded))
         values = [value for row in stage.scores(stage.split(rows).train) for value in row]
         assert statistics.fmean(values) == pytest.approx(0, abs=1e-4) and statistics.pstdev(
-            values
+            values,
         ) == pytest.approx(1, abs=1e-4)
         scales.append(float(role.head.scale))
     assert len(set(scales)) == 3
@@ -199,7 +203,8 @@ def test_a_stage_that_was_killed_goes_on_with_the_member_it_was_at(ensemble, tmp
     assert (tmp_path / "run" / "reward" / "member-0" / "summary.json").stat().st_mtime_ns == first
     assert again["heldout_accuracy"] == results["reward"]["heldout_accuracy"]
     assert again["correlation"]["mean"] == pytest.approx(
-        results["reward"]["correlation"]["mean"], abs=1e-5
+        results["reward"]["correlation"]["mean"],
+        abs=1e-5,
     )
     for number in range(3):
         ours, theirs = (
@@ -214,7 +219,7 @@ def test_one_member_is_what_it_always_was_and_the_first_of_several(ensemble, tmp
     found = run_recipe(made, ("reward", "grpo"))
     folder = tmp_path / "run" / "reward"
     assert {p.name for p in folder.iterdir() if not p.name.startswith("quarantine")} - {
-        "alarms.jsonl"
+        "alarms.jsonl",
     } == {*("config.json", "manifest.json", "metrics.jsonl", "model", "summary.json")}
     assert {p.name for p in (folder / "model").iterdir()} == {
         "adapter",
@@ -305,7 +310,9 @@ def test_an_average_that_was_killed_between_members_is_the_average_of_the_whole_
 @pytest.mark.parametrize("combine", ["mean", pytest.param("worst", marks=pytest.mark.slow)])
 def test_a_student_says_what_its_teachers_said_together(tmp_path, combine):
     made = recipe(
-        tmp_path, {"members": 3, "distill": combine, "epochs": 40, "heldout_fraction": 0.2}, ppo={}
+        tmp_path,
+        {"members": 3, "distill": combine, "epochs": 40, "heldout_fraction": 0.2},
+        ppo={},
     )
     found = run_recipe(made, ("reward", "ppo"))
     folder = tmp_path / "run" / "reward"
@@ -348,7 +355,7 @@ def test_a_smaller_student_learns_the_scores_of_a_teacher_with_other_tokens(tmp_
     settings = ModelConfig(source=str(small), dtype="float32")
     how = {"teacher": str(large / "run"), "epochs": 60, "lora": False, "heldout_fraction": 0.0}
     made = recipe(tmp_path, how, ppo={"steps": 1, "roles": "separate"}).model_copy(
-        update={"model": settings}
+        update={"model": settings},
     )
     found = run_recipe(made, ("reward", "ppo"))
     assert found["reward"]["unscored"] == 0

@@ -45,7 +45,7 @@ def compared(root, own, judge, **options):
 
 def test_a_function_of_ones_own_judges_prompts_of_ones_own(tmp_path, own):
     (tmp_path / "mine.py").write_text(
-        "def length(prompts, responses):\n    return [float(len(r)) for r in responses]\n"
+        "def length(prompts, responses):\n    return [float(len(r)) for r in responses]\n",
     )
     root = tmp_path / "run"
     summary = compared(root, own, {"call": f"{tmp_path}/mine.py:length"}, samples=2)
@@ -57,7 +57,7 @@ def test_a_function_of_ones_own_judges_prompts_of_ones_own(tmp_path, own):
     )
     assert policy["gold_after"] == pytest.approx(sum(len(row["after"]) for row in rows) / 20)
     assert policy["gold_gain"]["value"] == pytest.approx(
-        policy["gold_after"] - policy["gold_before"]
+        policy["gold_after"] - policy["gold_before"],
     )
     assert policy["answers"]["kl"]["value"] > 0 and set(policy["gold_by_temperature"]) == {
         "1",
@@ -77,7 +77,9 @@ def test_a_language_model_judges_each_answer_by_itself(tmp_path, own, monkeypatc
 
     monkeypatch.setattr(judges, "judged_scores", scores)
     monkeypatch.setattr(
-        judges, "configured", lambda config, folder: SimpleNamespace(name="planted")
+        judges,
+        "configured",
+        lambda config, folder: SimpleNamespace(name="planted"),
     )
     summary = compared(tmp_path / "run", own, {"model": "tiny"})
     rows = lines(tmp_path / "run" / "evaluate" / "answers.jsonl")
@@ -91,12 +93,12 @@ def test_a_judge_that_scores_nothing_is_mended_without_sampling_again(tmp_path, 
     (tmp_path / "mine.py").write_text(
         "from tether.core.types import Score\n\n"
         "def broken(prompts, responses):\n    return [Score(None, reason='no idea') for r in "
-        "responses]\n"
+        "responses]\n",
     )
     with pytest.raises(RewardError, match="scored none of 10 answers: no idea"):
         compared(tmp_path / "run", own, {"call": f"{tmp_path}/mine.py:broken"})
     (tmp_path / "mine.py").write_text(
-        "def broken(prompts, responses):\n    return [len(r) for r in responses]\n"
+        "def broken(prompts, responses):\n    return [len(r) for r in responses]\n",
     )
     monkeypatch.setattr("tether.methods.evaluate.load_policy", None)
     assert (
@@ -109,7 +111,7 @@ def test_answers_belong_to_the_weights_that_gave_them(tmp_path, own, monkeypatch
     start does not.
     """
     (tmp_path / "mine.py").write_text(
-        "def length(prompts, responses):\n    return [float(len(r)) for r in responses]\n"
+        "def length(prompts, responses):\n    return [float(len(r)) for r in responses]\n",
     )
     judge = {"call": f"{tmp_path}/mine.py:length"}
     compared(tmp_path / "run", own, judge)
@@ -134,7 +136,10 @@ def test_answers_have_a_length_where_no_stage_samples(tmp_path, own, caplog):
     _, direct, heldout = own
     bare = dict.fromkeys(("sft", "reward", "ppo"))
     recipe = journey(
-        tmp_path / "run", **bare, direct=direct, evaluate={"data": heldout, "judge": LETTERS}
+        tmp_path / "run",
+        **bare,
+        direct=direct,
+        evaluate={"data": heldout, "judge": LETTERS},
     )
     without = recipe.model_copy(update={"pairs": None})
     with caplog.at_level("INFO"):
@@ -174,7 +179,11 @@ def test_a_policy_is_judged_before_the_first_of_the_recipe_is_trained(tmp_path, 
     }
     evaluate = {"data": heldout, "judge": LETTERS, "temperatures": (0.5,)}
     recipe = journey(
-        tmp_path, **bare, direct=direct, evaluate=evaluate, arms={"other": {"direct": {"seed": 5}}}
+        tmp_path,
+        **bare,
+        direct=direct,
+        evaluate=evaluate,
+        arms={"other": {"direct": {"seed": 5}}},
     )
     run_recipe(recipe, ["direct-other", "evaluate"])
     assert set(json.loads((tmp_path / "summary.json").read_text())["arms"]) == {"direct-other"}

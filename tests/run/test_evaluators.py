@@ -81,7 +81,7 @@ def test_rows_that_do_not_fit_are_left_out_and_counted(questions, tmp_path):
     result = run("tiny", *suite, "-o", output)
     assert result.exit_code == 0, result.output
     assert "1 rows are left out: does not fit the model's context" in " ".join(
-        result.output.split()
+        result.output.split(),
     )
     report = json.loads(output.read_text(encoding="utf-8"))
     assert report["left_out"]["tiny"]["count"] == 1
@@ -109,7 +109,10 @@ def silence(tmp_path, monkeypatch):
         return module.Silence(evaluators._rows(material, material.files, evaluators.Prompt))
 
     row = EvaluatorKind(
-        help="empty answers", make=make, data="prompts", files=("tether:refusal_harmless",)
+        help="empty answers",
+        make=make,
+        data="prompts",
+        files=("tether:refusal_harmless",),
     )
     monkeypatch.setitem(EVALUATORS, "silence", row)
 
@@ -204,7 +207,7 @@ def test_the_same_row_serves_a_training_and_the_end_of_a_recipe(silence, tmp_pat
     ended = {row["evaluator"]: row for row in at_end if row["policy"] == "ppo"}
     assert ended["held_out"]["figures"]["score"]["value"] == pytest.approx(policy["gold_after"])
     assert ended["held_out"]["change"]["score"]["difference"]["value"] == pytest.approx(
-        policy["gold_after"] - policy["gold_before"]
+        policy["gold_after"] - policy["gold_before"],
     )
     assert ended["kl"]["figures"]["kl"] == policy["answers"]["kl"]
 

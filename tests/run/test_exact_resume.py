@@ -92,7 +92,8 @@ def test_rounds_that_are_killed_in_every_phase(tmp_path):
     for deaths in itertools.count():
         try:
             run_recipe(
-                build(Recipe, loop_recipe(tmp_path / "cut")), progress=dying_after(2 + deaths)
+                build(Recipe, loop_recipe(tmp_path / "cut")),
+                progress=dying_after(2 + deaths),
             )
             break
         except Killed:  # later each time: answers are given again from the first on

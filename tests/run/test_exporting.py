@@ -119,7 +119,8 @@ def foreign_ids(folder, talk):
     """What somebody makes of a conversation who has the folder and transformers."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     text = tokenizer.apply_chat_template(
-        [{"role": m.role, "content": m.content} for m in talk], tokenize=False
+        [{"role": m.role, "content": m.content} for m in talk],
+        tokenize=False,
     )
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
@@ -155,13 +156,16 @@ def test_a_policy_gives_strangers_the_same_log_probabilities(run, tmp_path, stag
         )
         assert tuple(ids) == encoder_of(loaded).prompt(with_system[:-1])
         torch.testing.assert_close(
-            foreign_logprobs(model, ids), logprobs(role, ids), atol=1e-4, rtol=0
+            foreign_logprobs(model, ids),
+            logprobs(role, ids),
+            atol=1e-4,
+            rtol=0,
         )
     assert found["kind"] == "policy" and found["same_ids"] and found["difference"] < 1e-4
     assert model.generation_config.eos_token_id == [1]
     again, own = load_policy(str(tmp_path / "out"))
     assert encoder_of(own).prompt((user("x"),)) == tuple(
-        encoder_of(loaded).prompt((Message("system", 'Be "kind" {{ and }} 人.'), user("x")))
+        encoder_of(loaded).prompt((Message("system", 'Be "kind" {{ and }} 人.'), user("x"))),
     )
     torch.testing.assert_close(
         logprobs(again, range(5, 40)),
@@ -186,7 +190,8 @@ def test_a_reward_model_gives_strangers_its_scores_and_tether_too(run, tmp_path)
     ]
     texts = [
         tokenizer.apply_chat_template(
-            [{"role": m.role, "content": m.content} for m in talk], tokenize=False
+            [{"role": m.role, "content": m.content} for m in talk],
+            tokenize=False,
         )
         for talk in TALKS
     ]
@@ -196,21 +201,27 @@ def test_a_reward_model_gives_strangers_its_scores_and_tether_too(run, tmp_path)
         and (batch.input_ids == tokenizer.pad_token_id).any()
     )
     torch.testing.assert_close(
-        model(**batch).logits[:, 0] + found["constant"], expected, atol=1e-4, rtol=0
+        model(**batch).logits[:, 0] + found["constant"],
+        expected,
+        atol=1e-4,
+        rtol=0,
     )
     assert abs(found["constant"]) > 1e-3, "a reward of zero offset tests nothing"
     source = ClassifierReward.load(ClassifierConfig(source=str(tmp_path / "out")))
     assert [s.value for s in source.score_conversations(TALKS)] == pytest.approx(
-        expected.tolist(), abs=1e-4
+        expected.tolist(),
+        abs=1e-4,
     )
     pairs = lines(
-        tmp_path / "p.jsonl", [{"prompt": w, "chosen": w + "!", "rejected": "no"} for w in "abc"]
+        tmp_path / "p.jsonl",
+        [{"prompt": w, "chosen": w + "!", "rejected": "no"} for w in "abc"],
     )["path"]
     ours, theirs = (
         bench_rewards(str(f), [pairs])["p.jsonl"] for f in (run / "reward", tmp_path / "out")
     )
     assert ours["accuracy"] == theirs["accuracy"] and ours["loss"] == pytest.approx(
-        theirs["loss"], abs=1e-4
+        theirs["loss"],
+        abs=1e-4,
     )
 
 
@@ -224,7 +235,7 @@ def test_a_process_model_becomes_a_classifier_of_tokens(run, tmp_path):
         torch.arange(len(ids)),
     )
     logits = loaded_as("TokenClassification", tmp_path / "out")(
-        input_ids=torch.tensor([ids])
+        input_ids=torch.tensor([ids]),
     ).logits[0, :, 0]
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
     assert found["constant"] == 0.0 and foreign_ids(tmp_path / "out", TALKS[1]) == list(ids)
@@ -245,10 +256,12 @@ def test_an_adapter_stands_on_the_base_as_peft_loads_it(run, tmp_path, stage, ki
     export_model(str(run / "sft"), tmp_path / "base")
     more = {} if kind == "CausalLM" else {"num_labels": 1}
     base = getattr(transformers, f"AutoModelFor{kind}").from_pretrained(
-        tmp_path / "base", dtype=torch.float32, **more
+        tmp_path / "base",
+        dtype=torch.float32,
+        **more,
     )
     base.config.pad_token_id = transformers.AutoTokenizer.from_pretrained(
-        tmp_path / "out"
+        tmp_path / "out",
     ).pad_token_id
     model = PeftModel.from_pretrained(base, tmp_path / "out").eval()
     ids = torch.tensor([[5, 80, 90, 100, 1]])
@@ -273,7 +286,10 @@ def test_an_adapter_stands_on_the_base_as_peft_loads_it(run, tmp_path, stage, ki
 def test_bfloat16_costs_what_rounding_costs_and_says_so(run, tmp_path):
     exact = export_model(str(run / "direct"), tmp_path / "exact")["difference"]
     rounded = export_model(
-        str(run / "direct"), tmp_path / "out", dtype="bfloat16", shard_size="50KB"
+        str(run / "direct"),
+        tmp_path / "out",
+        dtype="bfloat16",
+        shard_size="50KB",
     )
     assert read_json(tmp_path / "out" / "config.json")["dtype"] == "bfloat16"
     assert 10 * exact < rounded["difference"] < 0.5
@@ -322,14 +338,19 @@ def test_a_checkpoint_is_what_the_stage_would_have_left(run, tmp_path, kind):
     averaged = save_checkpoint(stage / "checkpoints", 11, {**masters, **shifted}, {"updates": 11})
     export_model(str(averaged), tmp_path / "averaged")
     assert not torch.allclose(
-        loaded_as(whole, tmp_path / "averaged")(input_ids=ids).logits, expected, atol=1e-2
+        loaded_as(whole, tmp_path / "averaged")(input_ids=ids).logits,
+        expected,
+        atol=1e-2,
     )
     with pytest.raises(RunError, match="does not fit the model"):
         export_model(
             str(
                 save_checkpoint(
-                    stage / "checkpoints", 12, {"master.0": torch.zeros(1)}, {"updates": 1}
-                )
+                    stage / "checkpoints",
+                    12,
+                    {"master.0": torch.zeros(1)},
+                    {"updates": 1},
+                ),
             ),
             tmp_path / "no",
         )
@@ -511,13 +532,13 @@ def test_scored_rollouts_are_the_policys_own(run, tmp_path):
                 0,
                 Sampling(),
                 prompt,
-            )
+            ),
         )
     ours = [s.value for s in LearnedReward(role, encoder).score(rollouts)]
     theirs = [
         s.value
         for s in ClassifierReward.load(ClassifierConfig(source=str(tmp_path / "out"))).score(
-            rollouts
+            rollouts,
         )
     ]
     assert theirs == pytest.approx(ours, abs=1e-4) and len(set(ours)) == 3
@@ -528,7 +549,7 @@ def test_the_command_says_what_it_wrote_and_how_far_off_it_is(run, tmp_path, cap
     told = " ".join(capsys.readouterr().out.split())
     assert (
         told.startswith(
-            f"reward of {run / 'reward'}: {tmp_path / 'out'} Loaded again, the exported model differs "
+            f"reward of {run / 'reward'}: {tmp_path / 'out'} Loaded again, the exported model differs ",
         )
         and "lack a constant of" in told
     )

@@ -30,10 +30,16 @@ def expected(monkeypatch):
         return Price(
             [
                 StagePrice(
-                    name=name, work="work", steps=8, step=10.0, before=0.0, after=0.0, memory=0
+                    name=name,
+                    work="work",
+                    steps=8,
+                    step=10.0,
+                    before=0.0,
+                    after=0.0,
+                    memory=0,
                 )
                 for name in names
-            ]
+            ],
         )
 
     monkeypatch.setattr("tether.planning.price.priced", priced)
@@ -150,7 +156,14 @@ def test_the_price_says_what_a_budget_does_to_prompts(tmp_path):
     made = whole(tmp_path, 1)
     stages = [
         StagePrice(
-            name="pairs", work="", steps=12, step=10.0, before=0.0, after=0.0, memory=0, prompts=120
+            name="pairs",
+            work="",
+            steps=12,
+            step=10.0,
+            before=0.0,
+            after=0.0,
+            memory=0,
+            prompts=120,
         ),
         StagePrice(name="direct", work="", steps=5, step=10.0, before=0.0, after=0.0, memory=0),
         StagePrice(

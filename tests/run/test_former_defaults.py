@@ -172,7 +172,10 @@ def test_servers_of_rewards_score_with_former_defaults(tmp_path):
     began = recipe.section("ppo").model_dump(mode="json")
     del began["classifier"]["dtype"]
     former = former_defaults(
-        recipe.section("ppo"), began, recipe_of("", "", **source)["ppo"], "ppo"
+        recipe.section("ppo"),
+        began,
+        recipe_of("", "", **source)["ppo"],
+        "ppo",
     )
     assert former == {"classifier.dtype": ("float32", "auto")}
     section = recipe.continued({"ppo": former}).section("ppo")

@@ -180,7 +180,10 @@ recipe = build(Recipe, values)
 print(len(expand(recipe)), "torch" in sys.modules)
 """
     finished = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert finished.stdout.split() == ["5", "False"], finished.stderr
 
@@ -237,7 +240,7 @@ judge = {{ call = "tether.quickstart.judges:letters" }}
 [direct]
 [reward]
 members = 2
-"""
+""",
     )
     result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["run", str(recipe), "--dry-run"])
     assert result.exit_code == 0, result.output

@@ -162,7 +162,8 @@ def test_what_does_not_fit_together_is_one_clear_message(tmp_path, section, mess
 
 @pytest.mark.audit
 @pytest.mark.parametrize(
-    "stage", ["direct", "kto", "ppo", "grpo", "reinforce", "best_of_n", "online_direct", "rounds"]
+    "stage",
+    ["direct", "kto", "ppo", "grpo", "reinforce", "best_of_n", "online_direct", "rounds"],
 )
 def test_dropout_is_refused_where_it_would_never_act(tmp_path, stage):
     section = {} if stage in ("direct", "kto", "rounds") else {"reward_source": "random"}
@@ -173,7 +174,8 @@ def test_dropout_is_refused_where_it_would_never_act(tmp_path, stage):
     with pytest.raises(ConfigError, match=r"lora\.dropout has no effect here"):
         build(Recipe, {**values, stage: {**section, "lora": {"dropout": 0.1}}})
     assert build(
-        Recipe, {**values, "sft": {"lora": {"dropout": 0.1}}, "reward": {"lora": {"dropout": 0.1}}}
+        Recipe,
+        {**values, "sft": {"lora": {"dropout": 0.1}}, "reward": {"lora": {"dropout": 0.1}}},
     )
 
 

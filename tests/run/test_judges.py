@@ -29,7 +29,7 @@ def test_the_test_model_learns_from_other_prompts_and_judges(tmp_path):
         if not row.keys() & {"temperature", "best_of"}
     ]
     assert [row["name"] for row in rows] == ["test"] * 3 and {"score", "proxy"} <= set(
-        rows[0]["scores"]
+        rows[0]["scores"],
     )
     assert rows[0]["scores"]["score"] != rows[0]["scores"]["proxy"]
     metrics = list(read_jsonl(tmp_path / "run/grpo/metrics.jsonl"))
@@ -44,7 +44,9 @@ def test_it_is_the_test_model_that_is_asked(tmp_path, monkeypatch):
 
     asked = []
     monkeypatch.setattr(
-        online, "learned_reward", lambda folder, model, **_: asked.append(folder) or Lengths()
+        online,
+        "learned_reward",
+        lambda folder, model, **_: asked.append(folder) or Lengths(),
     )
     run_recipe(
         recipe(tmp_path, {"test_share": 0.5, "heldout_fraction": 0.0}, grpo=JUDGED),

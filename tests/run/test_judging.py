@@ -73,10 +73,11 @@ def test_a_judge_that_always_says_the_first_is_found_out(tmp_path):
         "".join(
             json.dumps({"prompt": f"q{n}", "chosen": f"a{n}", "rejected": f"b{n}"}) + "\n"
             for n in range(40)
-        )
+        ),
     )
     labels, report = judge_files(
-        PairJudge(Planted(lambda first, second: 5.0), "x"), [str(tmp_path / "p.jsonl")]
+        PairJudge(Planted(lambda first, second: 5.0), "x"),
+        [str(tmp_path / "p.jsonl")],
     )
     found = report["p.jsonl"]
     position, agreement = found["position"], found["agreement"]
@@ -197,7 +198,8 @@ def test_files_apart_and_together_and_a_judge_that_says_nothing(tmp_path):
     with pytest.raises(DataError, match="judged none of 5 comparisons: no connection: refused"):
         judge_files(
             PairJudge(
-                Planted(lambda first, second: Verdict(None, reason=("no connection: refused"))), "x"
+                Planted(lambda first, second: Verdict(None, reason=("no connection: refused"))),
+                "x",
             ),
             files,
         )
@@ -222,7 +224,7 @@ def test_a_language_model_judges_a_policy(tmp_path):
         if not row.keys() & {"temperature", "best_of"}
     ]
     assert [row["name"] for row in rows] == ["gold"] * 2 and {"score", "proxy"} <= set(
-        rows[0]["scores"]
+        rows[0]["scores"],
     )
     assert all(1.0 < value < 9.0 for row in rows for value in row["scores"]["score"])
     assert read_json(tmp_path / "run/grpo/summary.json")["gold"]["num_prompts"] == 3

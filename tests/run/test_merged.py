@@ -20,7 +20,7 @@ def trained(folder, rate, lora=None, **model):
         "".join(
             json.dumps({"prompt": f"say {n}", "response": f"{n} and {n} " * 3}) + "\n"
             for n in range(40)
-        )
+        ),
     )
     sft = {
         "data": {"path": str(rows)},
@@ -39,10 +39,16 @@ def trained(folder, rate, lora=None, **model):
 
 
 @pytest.mark.parametrize(
-    ("rate", "carried", "loses"), [(2e-5, True, False), (2e-5, False, True), (2e-2, False, False)]
+    ("rate", "carried", "loses"),
+    [(2e-5, True, False), (2e-5, False, True), (2e-2, False, False)],
 )
 def test_the_loss_of_the_merged_model_stands_beside_that_of_the_adapter(
-    rate, carried, loses, tmp_path, caplog, monkeypatch
+    rate,
+    carried,
+    loses,
+    tmp_path,
+    caplog,
+    monkeypatch,
 ):
     """A small change is lost in bfloat16 weights, a large one is kept; beside them, both are."""
     if not carried:

@@ -145,7 +145,10 @@ def typed(*arguments, stdin=""):
     with warnings.catch_warnings(record=True) as doubts:
         warnings.simplefilter("always")
         result = CliRunner().invoke(
-            app, list(map(str, arguments)), input=stdin, catch_exceptions=True
+            app,
+            list(map(str, arguments)),
+            input=stdin,
+            catch_exceptions=True,
         )
     assert not [str(doubt.message) for doubt in doubts if "config file" in str(doubt.message)]
     assert result.exit_code == 0, (arguments[0], result.exception, result.output)
@@ -169,7 +172,8 @@ def answered(base, adapter, text, template=TEMPLATE):
         return_tensors="pt",
     )["input_ids"]
     made = model.generate(ids, max_new_tokens=12, do_sample=False, eos_token_id=1)[
-        0, ids.shape[1] :
+        0,
+        ids.shape[1] :,
     ]
     return tokenizer.decode(made, skip_special_tokens=True)
 
@@ -200,7 +204,9 @@ def test_a_run_answers_is_exported_and_examined_wherever_it_lies(run, place, hom
         == expected["grpo"].strip()
     )
     assert "policy and reward model have one encoding and one base" in typed(
-        "doctor", place, "--all"
+        "doctor",
+        place,
+        "--all",
     )
     assert "report.html" in typed("report", place)
 

@@ -58,7 +58,8 @@ def accepted(section: type[BaseModel], values: dict[str, Any]) -> BaseModel | No
 
 @pytest.mark.parametrize(("section", "given"), sections())
 def test_a_key_given_its_own_default_changes_no_other(
-    section: type[BaseModel], given: dict[str, Any]
+    section: type[BaseModel],
+    given: dict[str, Any],
 ) -> None:
     plain, changed, tried = section.model_validate(given), [], 0
     for place, value in keys(plain):
@@ -82,7 +83,7 @@ def test_what_a_user_names_lies_on_the_sections_own_default_and_counts_alone_as_
         )
         assert optimizer.model_fields_set == {"learning_rate"}
     chosen = PolicyConfig.model_validate(
-        {"optimizer": {"schedule": "cosine", "final_fraction": 0.2}}
+        {"optimizer": {"schedule": "cosine", "final_fraction": 0.2}},
     ).optimizer
     assert (chosen.schedule, chosen.final_fraction) == ("cosine", 0.2)
     assert (

@@ -72,7 +72,7 @@ def test_tests_of_any_name_are_evaluated_and_their_bad_rows_counted(tested):
         path for path in (folder / "run" / "reward").glob("quarantine-*") if path not in files
     ]
     assert len(files) == len(names) and {path.parent for path in files} == {
-        folder / "run" / "reward"
+        folder / "run" / "reward",
     }
     outside = {path for path in folder.rglob("*") if folder / "run" not in (path, *path.parents)}
     assert outside == {path for path in before if folder / "run" not in (path, *path.parents)}

@@ -107,7 +107,7 @@ def test_objectives_speak_on_one_scale(whole):
             for v in row
         ]
         assert statistics.fmean(values) == pytest.approx(0, abs=1e-4) and statistics.pstdev(
-            values
+            values,
         ) == pytest.approx(1, abs=1e-4)
 
 
@@ -273,5 +273,6 @@ def test_a_value_cannot_start_as_a_copy_of_several_models_nor_rounds_be_ordered_
         recipe(tmp_path, ppo={"value_init": "reward", "samples_per_prompt": None})
     with pytest.raises(ConfigError, match=r"\[rounds\] takes one reward"):
         build(
-            Recipe, {**recipe(tmp_path).model_dump(mode="json", exclude_unset=True), "rounds": {}}
+            Recipe,
+            {**recipe(tmp_path).model_dump(mode="json", exclude_unset=True), "rounds": {}},
         )

@@ -95,7 +95,9 @@ def test_a_key_that_the_recipe_lost_is_named_with_the_words_to_go_on(begun):
     with pytest.raises(RunError, match=expected):
         run_recipe(build(Recipe, values), ["reinforce"])
     result = CliRunner().invoke(
-        app, ["resume", str(root), "reinforce.gamma=0.5"], catch_exceptions=False
+        app,
+        ["resume", str(root), "reinforce.gamma=0.5"],
+        catch_exceptions=False,
     )
     assert result.exit_code == 0, result.output
     assert read_json(root / "reinforce" / "config.json")["reinforce"]["gamma"] == 0.5

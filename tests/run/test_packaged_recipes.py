@@ -133,7 +133,7 @@ SHAPES = {
 }
 """The shapes of the models of recipes whose heads state a plan."""
 PLANNED = re.compile(
-    r"`tether plan ([\w-]+) --gpu (\w+) --prompt-tokens (\d+)`: ([\d.]+) GB\D+ (\d+) s a step"
+    r"`tether plan ([\w-]+) --gpu (\w+) --prompt-tokens (\d+)`: ([\d.]+) GB\D+ (\d+) s a step",
 )
 
 
@@ -147,7 +147,9 @@ def test_each_recipe_asked_for_has_a_plan_in_its_head_and_in_the_table():
     assert SHAPES.keys() == set(ASKED_FOR)
     page = (ROOT / "docs" / "guides" / "packaged_recipes.md").read_text(encoding="utf-8")
     rows = re.findall(
-        r"^\| `([\w-]+)` \| `([\w.-]+)`[^|]*\| (\w+) \| ([\d.]+) \| (\d+) \|", page, re.M
+        r"^\| `([\w-]+)` \| `([\w.-]+)`[^|]*\| (\w+) \| ([\d.]+) \| (\d+) \|",
+        page,
+        re.M,
     )
     stated = {name: (shape, gpu, memory, seconds) for name, shape, gpu, memory, seconds in rows}
     for name, shape in SHAPES.items():

@@ -51,11 +51,15 @@ def collected(root, **section):
 def test_simulated_annotators_follow_the_judge_as_often_as_is_asked(tmp_path):
     (tmp_path / "mine.py").write_text(
         "import zlib\n\ndef lot(prompts, responses):\n    return [zlib.crc32(r.encode()) % 1000 "
-        "for r in responses]\n"
+        "for r in responses]\n",
     )
     judge = {"call": f"{tmp_path}/mine.py:lot"}  # two answers hardly ever tie
     summary, labels = collected(
-        tmp_path / "run", prompts=12, labels=None, judge=judge, annotator_agreement=0.9
+        tmp_path / "run",
+        prompts=12,
+        labels=None,
+        judge=judge,
+        annotator_agreement=0.9,
     )
     assert (
         summary["annotator_agreement"] == pytest.approx(0.9, abs=0.06)
@@ -73,7 +77,7 @@ def test_simulated_annotators_follow_the_judge_as_often_as_is_asked(tmp_path):
 
 def test_a_judge_may_be_ones_own_function_on_ones_own_prompts(tmp_path):
     (tmp_path / "mine.py").write_text(
-        "def longest(prompts, responses):\n    return [len(r) for r in responses]\n"
+        "def longest(prompts, responses):\n    return [len(r) for r in responses]\n",
     )
     judge = {"call": f"{tmp_path}/mine.py:longest"}
     options = {"data": numbered_prompts(tmp_path), "judge": judge, "annotator_agreement": 0.99}
@@ -90,7 +94,7 @@ def test_a_judge_that_scores_nothing_says_why(tmp_path):
         "from tether.core.types import Score\n\n"
         "def broken(prompts, responses):\n    return [Score(None, reason='no idea') for r in "
         "responses]\n\n"
-        "def short(prompts, responses):\n    return [1.0]\n"
+        "def short(prompts, responses):\n    return [1.0]\n",
     )
     for name, message in (
         ("broken", "scored none of 32 answers: no idea"),
@@ -107,7 +111,7 @@ def test_an_answer_whose_score_failed_stands_in_no_pair(tmp_path):
         "import zlib\nfrom tether.core.types import Score\n\n"
         "def odd(prompts, responses):\n"
         "    numbers = [zlib.crc32(r.encode()) % 1000 for r in responses]\n"
-        "    return [Score(None, reason='odd') if n % 2 else Score(-5.0 - n) for n in numbers]\n"
+        "    return [Score(None, reason='odd') if n % 2 else Score(-5.0 - n) for n in numbers]\n",
     )
     judge = {"call": f"{tmp_path}/mine.py:odd"}
     summary, labels = collected(tmp_path / "run", prompts=12, labels=None, judge=judge)
@@ -121,14 +125,17 @@ def test_an_answer_whose_score_failed_stands_in_no_pair(tmp_path):
         number(side[0].content) % 2 == 0 for c in labels for side in (c.chosen, c.rejected)
     )
     assert summary["gold_of_answers"] == pytest.approx(
-        sum(-5.0 - number(text) for text in even) / len(even)
+        sum(-5.0 - number(text) for text in even) / len(even),
     )
 
 
 @pytest.mark.parametrize("labels", [None, 12])
 @pytest.mark.parametrize("judge", [LETTERS, {"model": "tiny"}], ids=["function", "model"])
 def test_an_answer_that_no_reader_takes_is_named_and_stands_in_no_pair(
-    tmp_path, monkeypatch, judge, labels
+    tmp_path,
+    monkeypatch,
+    judge,
+    labels,
 ):
     """A model with byte tokens may sample the byte 0."""
     root, file = tmp_path / "run", tmp_path / "run/pairs/pairs.jsonl"
@@ -163,7 +170,8 @@ def test_the_tiny_model_writes_what_readers_take():
 
 
 def test_answers_that_are_there_are_not_given_again_and_none_is_mixed_with_others(
-    tmp_path, monkeypatch
+    tmp_path,
+    monkeypatch,
 ):
     root = tmp_path / "run"
 
@@ -255,7 +263,11 @@ def test_several_people_are_believed_as_far_as_they_are_reliable(tmp_path, how, 
     with pytest.raises(WaitingError):
         run_recipe(collection(tmp_path / "run", **asked))
     judged_by(
-        path, "Ada", "Bob", "Cleo", opinion=lambda name, turn: not (name == "Cleo" and turn % 2)
+        path,
+        "Ada",
+        "Bob",
+        "Cleo",
+        opinion=lambda name, turn: not (name == "Cleo" and turn % 2),
     )
     _, labels = collected(tmp_path / "run", **asked)
     assert len(labels) == 12 and all(
@@ -275,12 +287,12 @@ def test_two_runs_of_one_name_share_a_store_and_no_labels(tmp_path):
                     judge="people",
                     store=str(path),
                     temperature=temperature,
-                )
+                ),
             )
     with Store(path).reading() as session:
         tasks = session.execute(select(TaskRow.round, TaskRow.strategy)).all()
     assert len({name for name, _ in tasks}) == 2 and {strategy for _, strategy in tasks} == {
-        "random"
+        "random",
     }
 
 
@@ -288,7 +300,9 @@ def test_a_model_judges_prompts_of_ones_own(tmp_path, monkeypatch):
     # a random model's judgements differ by less than bfloat16 tells apart
     monkeypatch.setenv("TETHER_CPU_DTYPE", "float32")
     summary, labels = collected(
-        tmp_path / "run", judge={"model": "tiny"}, data=numbered_prompts(tmp_path)
+        tmp_path / "run",
+        judge={"model": "tiny"},
+        data=numbered_prompts(tmp_path),
     )
     assert summary["num_pairs"] == len(labels) == 12
     assert all(
@@ -320,7 +334,7 @@ def test_a_judge_whose_budget_is_spent_ends_the_stage_and_loses_nothing(tmp_path
     summary, _ = collected(root, **asked)
     assert summary["num_pairs"] == 12 and second.budget == 100 - (24 - 9)
     assert summary["judge"] == "planted" and summary["position"]["bias"]["value"] == pytest.approx(
-        0.3
+        0.3,
     )
     assert summary["num_judged"] == 12
 
@@ -405,7 +419,13 @@ def test_answers_to_other_prompts_or_of_another_model_are_not_taken(tmp_path):
     tiny_model(1).save_pretrained(tmp_path / "fine")
     tiny_tokenizer().save_pretrained(tmp_path / "fine")
     recipe = journey(
-        tmp_path / "other", pairs=asked, sft=None, reward=None, ppo=None, evaluate=None, model=model
+        tmp_path / "other",
+        pairs=asked,
+        sft=None,
+        reward=None,
+        ppo=None,
+        evaluate=None,
+        model=model,
     )
     with pytest.raises(RunError, match=r"drawn otherwise, by .*'model': 'tiny'"):
         run_recipe(recipe)
@@ -438,7 +458,10 @@ def test_gold_accuracy_is_asked_of_the_true_order(gold_difference):
 
 def test_only_a_gold_that_knows_fluency_tells_pairs_apart_by_it():
     label = Comparison(
-        (user("hi"),), (assistant("good"),), (assistant("bad"),), metadata={"gold_difference": 1.0}
+        (user("hi"),),
+        (assistant("good"),),
+        (assistant("bad"),),
+        metadata={"gold_difference": 1.0},
     )
     near, far = (
         replace(label, metadata={"gold_difference": -1.0, "fluent_difference": d})

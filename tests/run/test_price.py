@@ -75,7 +75,7 @@ def test_updates_and_their_time_by_hand(tmp_path):
                 before=5.0,
                 each=0.0,
                 after=2.0,
-            )
+            ),
         ],
     )
     (cost,) = costs(made, plan, {"direct": RowSizes(count=40, groups=20)})
@@ -155,7 +155,7 @@ def test_rows_of_the_hub_have_no_time(tmp_path):
     made = recipe(tmp_path, direct={"data": {"path": "hub:somebody/pairs:train"}})
     price = priced(made, ["direct"], FAST)
     assert price.seconds is None and ("time not known before its rows are counted") in next(
-        price.lines()
+        price.lines(),
     )
 
 
@@ -221,12 +221,24 @@ def test_the_price_of_a_whole_run_adds_its_stages(tmp_path):
     price = Price(
         [
             StagePrice(
-                name="sft", work="work", steps=3, step=10.0, before=5.0, after=5.0, memory=int(1e9)
+                name="sft",
+                work="work",
+                steps=3,
+                step=10.0,
+                before=5.0,
+                after=5.0,
+                memory=int(1e9),
             ),
             StagePrice(
-                name="ppo", work="more", steps=2, step=40.0, before=0.0, after=0.0, memory=int(2e9)
+                name="ppo",
+                work="more",
+                steps=2,
+                step=40.0,
+                before=0.0,
+                after=0.0,
+                memory=int(2e9),
             ),
-        ]
+        ],
     )
     assert list(price.lines()) == [
         "sft: work; about 40 s, 1.00 GB at the peak",
@@ -246,7 +258,10 @@ PRICED = r"sft: 12 rows × 1 pass in 1 update; about \d+ s, \d\.\d\d GB at the p
 
 @pytest.mark.parametrize("way", ["run", "stage", "resume", "python", "recipe in python"])
 def test_every_way_to_train_shows_the_price_before_a_model_trains(
-    way, tmp_path, capsys, monkeypatch
+    way,
+    tmp_path,
+    capsys,
+    monkeypatch,
 ):
     begun = []
 
@@ -275,14 +290,19 @@ def test_every_way_to_train_shows_the_price_before_a_model_trains(
 
 
 def test_a_model_that_the_planner_cannot_work_out_is_trained_all_the_same(
-    tmp_path, capsys, monkeypatch
+    tmp_path,
+    capsys,
+    monkeypatch,
 ):
     def unknown(*_, **__):
         raise AttributeError("no decoder\nof that name")
 
     monkeypatch.setattr("tether.planning.price.plan", unknown)
     run = tether.sft(
-        "tiny", {"path": "tether:demonstrations", "limit": 12}, epochs=1, run=tmp_path / "run"
+        "tiny",
+        {"path": "tether:demonstrations", "limit": 12},
+        epochs=1,
+        run=tmp_path / "run",
     )
     assert run.summary["updates"] == 1
     assert (
@@ -299,7 +319,9 @@ def test_answers_are_judged_after_the_last_turn(tmp_path):
     made = recipe(tmp_path, pairs={**pairs, "judge": judge})
     phases = [Phase("rollout", {}, 5.0), Phase("judge", {}, 2.0)]
     (price,) = costs(
-        made, Plan(SLOW, 0, [StagePlan(name="pairs", phases=phases, learning_rate=None)]), {}
+        made,
+        Plan(SLOW, 0, [StagePlan(name="pairs", phases=phases, learning_rate=None)]),
+        {},
     )
     assert (price.steps, price.step, price.after) == (4, 5.0, 8.0)
     forecast = Forecast(0.0, price.expected)
@@ -312,7 +334,7 @@ def test_the_reward_model_reads_what_a_round_sampled(tmp_path):
     a round.
     """
     (tmp_path / "prompts.jsonl").write_text(
-        "".join(json.dumps({"prompt": f"number {n:04d}"}) + "\n" for n in range(32))
+        "".join(json.dumps({"prompt": f"number {n:04d}"}) + "\n" for n in range(32)),
     )
     data = {"path": str(tmp_path / "prompts.jsonl")}
     rounds = {

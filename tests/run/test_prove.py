@@ -122,7 +122,7 @@ def test_a_stage_on_others_brings_them_along(values, tmp_path):
         "heldout.jsonl",
     }
     assert [row for row in found if row.difference] == [] and {row.stage for row in found} == {
-        "ppo"
+        "ppo",
     }
     assert (tmp_path / "ground" / "reward" / "summary.json").is_file()
 
@@ -173,7 +173,8 @@ def test_one_bit_of_one_weight_is_found(tmp_path):
     assert compare("sft", tmp_path / "a", tmp_path / "a")[0].difference == ""
     assert compare("sft", tmp_path / "a", tmp_path / "b")[0].difference == "state.safetensors: w"
     save_file(
-        {"w": weights, "v": torch.tensor([torch.nan, -0.0])}, tmp_path / "b" / "state.safetensors"
+        {"w": weights, "v": torch.tensor([torch.nan, -0.0])},
+        tmp_path / "b" / "state.safetensors",
     )
     # equal, but other bits
     assert compare("sft", tmp_path / "a", tmp_path / "b")[0].difference == "state.safetensors: v"
@@ -203,7 +204,9 @@ def test_a_kernel_without_a_deterministic_variant_is_named_and_all_is_as_before(
 
 
 def test_a_proof_takes_the_sizes_that_the_run_would_have_on_its_device(
-    values, tmp_path, monkeypatch
+    values,
+    tmp_path,
+    monkeypatch,
 ):
     def smaller(given, names):
         assert names == ["sft"]

@@ -115,7 +115,10 @@ def test_a_refusal_says_what_to_do_and_where_the_folder_is(hub, folder, call, er
 
 
 def test_the_command_asks_the_hub_first_and_uploads_what_was_written(
-    hub, monkeypatch, tmp_path, capsys
+    hub,
+    monkeypatch,
+    tmp_path,
+    capsys,
 ):
     hub.fails = {"whoami": refused(401)}
     with pytest.raises(RunError, match="does not take this token"):

@@ -76,7 +76,7 @@ def test_gold_is_that_of_the_judge_and_the_rounds_add_up(finished):
     gold = [mean(judge(part)) for part in texts]
     for number, one in enumerate(summary["rounds"], 1):
         assert one["gold_before"] == pytest.approx(gold[0]) and one["gold_after"] == pytest.approx(
-            gold[number]
+            gold[number],
         )
         assert one["gold_gain_of_round"]["value"] == pytest.approx(gold[number] - gold[number - 1])
         bought = one["gold_per_100_labels"]
@@ -94,7 +94,9 @@ def test_gold_is_that_of_the_judge_and_the_rounds_add_up(finished):
 def test_a_round_judges_the_same_answers_once(tmp_path, monkeypatch):
     judged, letters, root = [], judges.letters, tmp_path / "run"
     monkeypatch.setattr(
-        judges, "letters", lambda prompts, texts: judged.append([*texts]) or letters(prompts, texts)
+        judges,
+        "letters",
+        lambda prompts, texts: judged.append([*texts]) or letters(prompts, texts),
     )
     run_recipe(journey(root, repeat=2))
     places = ("evaluate/before", "round-01/evaluate/ppo", "round-02/evaluate/ppo")
@@ -142,7 +144,7 @@ def test_direct_learning_may_go_on_for_more_rounds_with_pairs_that_a_reward_mode
     for rounds in (2, 3):
         run_recipe(journey(root, repeat=rounds, **changes))
     assert {row["chosen_by"] for row in lines(root / "round-03" / "pairs" / "chosen.jsonl")} == {
-        "uncertain"
+        "uncertain",
     }
     assert all(
         row["scores"][0] is not None for row in lines(root / "round-03" / "pairs" / "answers.jsonl")
@@ -224,7 +226,8 @@ def test_the_page_tells_every_round_and_chat_finds_the_last_policy(finished):
     first, last = summary["rounds"]
     assert drawn.xs == [0, first["labels_so_far"], total]
     assert drawn.ys == pytest.approx(
-        [first["gold_before"], first["gold_after"], last["gold_after"]], rel=1e-4
+        [first["gold_before"], first["gold_after"], last["gold_after"]],
+        rel=1e-4,
     )
     role, _ = load_policy(str(root))
     other, _ = load_policy(str(root / "round-02" / "ppo"))
@@ -252,7 +255,7 @@ def test_a_folder_of_rounds_as_they_lay_before_still_gives_a_page(finished, tmp_
     for number in (1, 2):
         shutil.copytree(root / f"round-0{number}" / "ppo", old / f"round-0{number}" / "ppo")
         (old / f"round-0{number}" / "summary.json").write_text(
-            json.dumps(summary["rounds"][number - 1])
+            json.dumps(summary["rounds"][number - 1]),
         )
         (old / f"round-0{number}" / "comparisons.jsonl").write_text("")
     (old / "summary.json").write_text(json.dumps(summary))

@@ -69,7 +69,7 @@ def section(lora=LoraConfig(rank=8), direct=(), **settings):  # noqa: B008  (fro
             "lora": lora,
             "direct": DirectConfig(**direct),
             **settings,
-        }
+        },
     )
 
 
@@ -115,7 +115,8 @@ def test_rounds_climb_and_are_not_run_twice(tmp_path):
 
     prompts = [Prompt((user(f"question {n}"),), f"q{n}") for n in range(64)]
     chosen = section(
-        rounds=3, direct={"epochs": 2, "optimizer": OptimizerConfig(learning_rate=1e-2)}
+        rounds=3,
+        direct={"epochs": 2, "optimizer": OptimizerConfig(learning_rate=1e-2)},
     )
     summary = run_rounds(chosen, MODEL, tmp_path / "run", 0, reward=reward, rows=prompts)
     proxies = [one["sampling"]["proxy"] for one in summary["rounds"]]
@@ -153,7 +154,10 @@ def test_each_round_trains_on_what_its_own_start_samples(lora, tmp_path):
         engine, by_id = local_engine(policy, loaded), {prompt.id: prompt for prompt in PROMPTS}
         places = range(12 * (number - 1), 12 * number)
         groups = engine.generate(
-            order, Sampling(max_new_tokens=8), num_samples=4, ordinals=list(places)
+            order,
+            Sampling(max_new_tokens=8),
+            num_samples=4,
+            ordinals=list(places),
         )
         sampled = {group.prompt.id: {r.response_ids for r in group.rollouts} for group in groups}
         assert rows and all(
@@ -200,7 +204,13 @@ def test_killed_in_a_round_and_resumed_equals_uninterrupted(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         run_rounds(
-            chosen, MODEL, tmp_path / "cut", 0, reward=EvenReward, rows=PROMPTS, progress=progress
+            chosen,
+            MODEL,
+            tmp_path / "cut",
+            0,
+            reward=EvenReward,
+            rows=PROMPTS,
+            progress=progress,
         )
     assert (tmp_path / "cut" / "round-01" / "summary.json").is_file()
     run_rounds(chosen, MODEL, tmp_path / "cut", 0, reward=EvenReward, rows=PROMPTS)
@@ -337,11 +347,18 @@ def observed(folder, monkeypatch, rows=PROMPTS, **settings):
     """
     made = []
     monkeypatch.setattr(
-        rounds, "local_engine", lambda *a, **k: (made.append(k), local_engine(*a, **k))[1]
+        rounds,
+        "local_engine",
+        lambda *a, **k: (made.append(k), local_engine(*a, **k))[1],
     )
     chosen = section(**settings)
     run_rounds(
-        chosen, MODEL, folder, 0, reward=None if chosen.method == "spin" else EvenReward, rows=rows
+        chosen,
+        MODEL,
+        folder,
+        0,
+        reward=None if chosen.method == "spin" else EvenReward,
+        rows=rows,
     )
     last = chosen.rounds
     return (
@@ -411,7 +428,8 @@ def test_a_reward_of_ones_own_orders_the_pairs(tmp_path):
 
 def test_a_reward_that_fails_ends_the_rounds_in_one_sentence(tmp_path):
     with pytest.raises(
-        RewardError, match=r"of the last \d+ scores failed, more than max_failed = 0.5"
+        RewardError,
+        match=r"of the last \d+ scores failed, more than max_failed = 0.5",
     ):
         run_stage(
             rewarded(tmp_path, "failing"),
@@ -463,7 +481,7 @@ def test_a_stage_cut_in_its_first_round_has_a_page(tmp_path):
         )
     journey = read_journey(tmp_path / "run")
     assert [stage.name for stage in journey.stages] == ["rounds"] and len(
-        journey.stages[0].metrics
+        journey.stages[0].metrics,
     ) == 2
     assert "not finished" in " ".join(journey.notes) and write_report(tmp_path / "run").is_file()
 

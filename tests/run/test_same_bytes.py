@@ -23,7 +23,12 @@ def ran(folder, values, chaos, further):
     for command in (["run", "recipe.toml"], *further):
         words = [sys.executable, "-m", "tether", *command]
         done = subprocess.run(
-            words, cwd=folder, env=environment, capture_output=True, text=True, check=False
+            words,
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert done.returncode == 0, done.stderr
     return everything(folder)

@@ -52,7 +52,7 @@ def test_held_out_prompts_were_not_seen(trained):
     found = bench_rewards(str(trained / "part"), [str(trained / "train.jsonl")])["train.jsonl"]
     assert 0 < summary["num_heldout_pairs"] == 12 - found["seen_in_training"]
     assert found["accuracy_on_new_prompts"]["value"] == pytest.approx(
-        summary["heldout_accuracy"]["value"]
+        summary["heldout_accuracy"]["value"],
     )
 
 
@@ -66,7 +66,8 @@ def test_an_ensemble_knows_them_and_a_classifier_or_an_older_model_does_not(trai
 
 def test_the_command_says_so(trained):
     result = CliRunner().invoke(
-        app, ["reward-bench", str(trained / "all"), str(trained / "train.jsonl")]
+        app,
+        ["reward-bench", str(trained / "all"), str(trained / "train.jsonl")],
     )
     assert "12 pairs have prompts that the model was trained on" in result.output
 

@@ -33,7 +33,7 @@ def tuned(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tuned")
     tokenizer = tiny_tokenizer()
     tokenizer.add_special_tokens(
-        {"additional_special_tokens": ["<|system|>", "<|user|>", "<|assistant|>", "<|im_end|>"]}
+        {"additional_special_tokens": ["<|system|>", "<|user|>", "<|assistant|>", "<|im_end|>"]},
     )
     tokenizer.chat_template = CHATML
     tiny_model(0, vocab=270).save_pretrained(folder / "base")
@@ -102,7 +102,10 @@ def test_strangers_stop_where_the_turn_ends(tuned, tmp_path, source):
     assert model.dtype == torch.float32
     talk = [{"role": "user", "content": "Say 3"}]
     ids = tokenizer.apply_chat_template(
-        talk, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        talk,
+        add_generation_prompt=True,
+        return_tensors="pt",
+        return_dict=True,
     )
     assert SYSTEM in tokenizer.decode(ids["input_ids"][0])
     out = model.generate(**ids, max_new_tokens=24, do_sample=False)[0][ids["input_ids"].shape[1] :]

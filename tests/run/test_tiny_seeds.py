@@ -42,7 +42,9 @@ def base_of(loaded):
 
 
 @pytest.mark.parametrize(
-    "older", [False, True], ids=["role.json says the seed", "the stage's config.json says it"]
+    "older",
+    [False, True],
+    ids=["role.json says the seed", "the stage's config.json says it"],
 )
 def test_policy_and_reward_model_stand_on_the_base_of_their_seed(root, tmp_path, older):
     run = shutil.copytree(root, tmp_path / "run")
@@ -60,7 +62,8 @@ def test_exports_and_commands_work_with_it(root, tmp_path, monkeypatch, capsys):
         made = export_model(str(source), tmp_path / f"{source.name}-out")
         assert made["difference"] < 1e-4
     monkeypatch.setattr(
-        "sys.argv", ["tether", "generate", str(root), "Hello", "--max-new-tokens=4"]
+        "sys.argv",
+        ["tether", "generate", str(root), "Hello", "--max-new-tokens=4"],
     )
     with pytest.raises(SystemExit) as end:
         main()

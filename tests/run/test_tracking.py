@@ -87,11 +87,20 @@ def test_a_step_comes_with_its_measurement_alarms_and_samples_and_the_summary_la
     with tracking.tracking(["wandb"], tmp_path / "run"):
         run = started(tmp_path)
         run.hold_out(
-            {"step": 0, "name": "gold", "length": 3.0, "scores": {"score": [1.0, None, 2.0]}}
+            {"step": 0, "name": "gold", "length": 3.0, "scores": {"score": [1.0, None, 2.0]}},
         )
         run.hold_out({"step": 0, "name": "gold", "temperature": 0.5, "scores": {"score": [9.0]}})
         run.alarm(
-            [Alarm(detector="kl", step=1, value=2.0, threshold=1.0, message="far.", advice="stop.")]
+            [
+                Alarm(
+                    detector="kl",
+                    step=1,
+                    value=2.0,
+                    threshold=1.0,
+                    message="far.",
+                    advice="stop.",
+                ),
+            ],
         )
         run.log({"loss": 0.5}, 1)
         run.sample([{"step": 1, "prompt": "p", "response": "r"}])
@@ -204,7 +213,9 @@ def test_a_run_begun_without_a_group_identity_stays_in_the_group_of_its_name(tmp
 
 
 def test_a_run_that_was_killed_while_its_tracker_began_keeps_its_identity(
-    tmp_path, calls, monkeypatch
+    tmp_path,
+    calls,
+    monkeypatch,
 ):
     begin = tracking.start_tracker
 
@@ -221,7 +232,9 @@ def test_a_run_that_was_killed_while_its_tracker_began_keeps_its_identity(
 
 
 def test_a_tracker_that_comes_back_gets_what_it_missed_and_the_fault_is_told_once(
-    tmp_path, calls, caplog
+    tmp_path,
+    calls,
+    caplog,
 ):
     def down():
         raise ConnectionError("no route to host")
@@ -250,7 +263,7 @@ def test_a_tracker_that_hangs_is_left_behind(tmp_path, calls, caplog, monkeypatc
         run = started(tmp_path, range(1, 50))
     assert time.monotonic() - began < 5 and len(run.metrics()) == 49
     assert [record.getMessage()[:42] for record in caplog.records] == [
-        "wandb takes nothing (it does not answer). "
+        "wandb takes nothing (it does not answer). ",
     ]
     released.set()
 
@@ -272,7 +285,8 @@ def test_a_missing_package_is_told_before_anything_is_made(tmp_path, monkeypatch
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     values = recipe(tmp_path, tmp_path / "run")
     config = build(
-        Recipe, {**{name: values[name] for name in ("run", "model", "sft")}, "track": ["mlflow"]}
+        Recipe,
+        {**{name: values[name] for name in ("run", "model", "sft")}, "track": ["mlflow"]},
     )
     with pytest.raises(
         ConfigError,
@@ -423,7 +437,7 @@ def test_each_tracker_has_the_numbers_and_texts_of_a_run(name, tmp_path, monkeyp
         with tracking.tracking([name], tmp_path / "out" / "run"):
             run = started(tmp_path / "out", [1, 2, 3])
             run.hold_out(
-                {"step": 0, "name": "gold", "length": 3.0, "scores": {"score": [1.0, 2.0]}}
+                {"step": 0, "name": "gold", "length": 3.0, "scores": {"score": [1.0, 2.0]}},
             )
             run.alarm(
                 [
@@ -434,8 +448,8 @@ def test_each_tracker_has_the_numbers_and_texts_of_a_run(name, tmp_path, monkeyp
                         threshold=1.0,
                         message="far.",
                         advice="stop.",
-                    )
-                ]
+                    ),
+                ],
             )
         with tracking.tracking([name], tmp_path / "out" / "run"):
             run.truncate(2)

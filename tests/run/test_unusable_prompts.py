@@ -41,8 +41,10 @@ def tokens(text):
     """The length of a prompt by transformers alone."""
     return len(
         tiny_tokenizer().apply_chat_template(
-            turn(text), chat_template=TEMPLATE, add_generation_prompt=True
-        )["input_ids"]
+            turn(text),
+            chat_template=TEMPLATE,
+            add_generation_prompt=True,
+        )["input_ids"],
     )
 
 
@@ -104,7 +106,8 @@ def test_a_run_that_goes_on_finds_the_same_prompts(model, tmp_path):
     prompts = [*(turn(f"question {n}") for n in range(5)), turn("x" * 2000), SYSTEM]
     path = tmp_path / "prompts.jsonl"
     path.write_text(
-        "".join(json.dumps({"messages": prompt}) + "\n" for prompt in prompts), encoding="utf-8"
+        "".join(json.dumps({"messages": prompt}) + "\n" for prompt in prompts),
+        encoding="utf-8",
     )
     section = {"data": {"path": str(path)}, "reward_source": "random", "checkpoint_every": 1}
     section |= {"steps": 4, "prompts_per_step": 2, "samples_per_prompt": 2, "max_new_tokens": NEW}
@@ -154,7 +157,8 @@ def long_prompts(folder, name, count):
     path = folder / f"{name}.jsonl"
     texts = [*(f"{name} {n}?" for n in range(count)), "x" * 2000]
     path.write_text(
-        "".join(json.dumps({"prompt": text}) + "\n" for text in texts), encoding="utf-8"
+        "".join(json.dumps({"prompt": text}) + "\n" for text in texts),
+        encoding="utf-8",
     )
     return {"path": str(path)}
 
@@ -194,7 +198,8 @@ def test_data_that_were_mended_are_looked_at_anew(stage, tmp_path):
     with pytest.raises(DataError, match="none of 1 prompts can be used"):
         run_recipe(recipe)
     data.write_text(
-        "".join(json.dumps({"prompt": f"a {n}"}) + "\n" for n in range(4)), encoding="utf-8"
+        "".join(json.dumps({"prompt": f"a {n}"}) + "\n" for n in range(4)),
+        encoding="utf-8",
     )
     summary = run_recipe(recipe)[stage]
     assert summary["quarantine"]["count"] == 0
@@ -220,7 +225,7 @@ def test_pairs_that_wait_need_no_model_to_know_them(tmp_path, monkeypatch):
     with pytest.raises(module.WaitingError):
         run_recipe(recipe)
     assert [row["id"] for row in lines(tmp_path / "run" / "pairs" / "quarantine-pairs.jsonl")] == [
-        "asked:5"
+        "asked:5",
     ]
 
 
@@ -244,7 +249,8 @@ def test_spin_counts_a_demonstration_whose_prompt_is_too_long(tmp_path):
     # fits with its reply, and not with a sample
     rows = [*((f"q {n}", "an answer") for n in range(4)), ("x" * 990, "y")]
     path.write_text(
-        "".join(json.dumps({"prompt": p, "response": r}) + "\n" for p, r in rows), encoding="utf-8"
+        "".join(json.dumps({"prompt": p, "response": r}) + "\n" for p, r in rows),
+        encoding="utf-8",
     )
     direct = {"epochs": 1, "heldout_fraction": 0.0, "max_length": 2048}
     rounds = {
@@ -255,7 +261,10 @@ def test_spin_counts_a_demonstration_whose_prompt_is_too_long(tmp_path):
         "data": {"path": str(path)},
     }
     results = run_recipe(
-        build(Recipe, {"run": str(tmp_path / "run"), "model": {"source": "tiny"}, "rounds": rounds})
+        build(
+            Recipe,
+            {"run": str(tmp_path / "run"), "model": {"source": "tiny"}, "rounds": rounds},
+        ),
     )
     sampling = results["rounds"]["rounds"][0]["sampling"]
     assert (sampling["pairs"], sampling["unusable"], sampling["too_long"]) == (4, 1, 0)
@@ -268,7 +277,8 @@ def test_pairs_of_premises_that_do_not_fit_are_left_out(tmp_path):
         texts[1] = f"I like {kind}. {'z' * 2000}. Is it 1?\n (A) yes\n (B) no"
         path = tmp_path / f"{kind}.jsonl"
         path.write_text(
-            "".join(json.dumps({"prompt": text}) + "\n" for text in texts), encoding="utf-8"
+            "".join(json.dumps({"prompt": text}) + "\n" for text in texts),
+            encoding="utf-8",
         )
         files.append(str(path))
     evaluate = {
@@ -280,10 +290,15 @@ def test_pairs_of_premises_that_do_not_fit_are_left_out(tmp_path):
     }
     prompts = [f"question {n}" for n in range(6)]
     run = tether.grpo(
-        "tiny", prompts=prompts, reward="random", run=tmp_path / "run", evaluate=evaluate, **SMALL
+        "tiny",
+        prompts=prompts,
+        reward="random",
+        run=tmp_path / "run",
+        evaluate=evaluate,
+        **SMALL,
     )
     assert run.summary["quarantine"]["reasons"] == {
-        (f"does not fit the model's context of {CONTEXT}"): 1
+        (f"does not fit the model's context of {CONTEXT}"): 1,
     }
     assert run.summary["heldout"]["sycophancy"]["after"]["shift"]["count"] == 5
 
@@ -301,6 +316,6 @@ def test_the_doctor_examines_the_others(model, tmp_path):
         "prompts_per_step": 2,
     }
     results = examine_recipe(
-        build(Recipe, {"run": str(tmp_path / "run"), "model": model, "grpo": section})
+        build(Recipe, {"run": str(tmp_path / "run"), "model": model, "grpo": section}),
     )
     assert results["grpo"]

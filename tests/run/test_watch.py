@@ -65,14 +65,17 @@ def test_an_alarm_is_written_down_and_training_goes_on(tmp_path):
 
 def test_an_alarm_may_end_the_training(tmp_path):
     summary = run_recipe(
-        recipe(tmp_path / "a", watch={"act": {"reward_failures": "stop"}}), ["grpo"]
+        recipe(tmp_path / "a", watch={"act": {"reward_failures": "stop"}}),
+        ["grpo"],
     )["grpo"]
     assert summary["steps"] == 3
 
 
 def test_an_alarm_may_raise_the_kl(tmp_path):
     made = recipe(
-        tmp_path / "a", kl={"coefficient": 0.1}, watch={"act": {"reward_failures": "raise_kl"}}
+        tmp_path / "a",
+        kl={"coefficient": 0.1},
+        watch={"act": {"reward_failures": "raise_kl"}},
     )
     run_recipe(made, ["grpo"])
     assert coefficients(made) == [0.1] * 3 + [0.2] * 5

@@ -119,7 +119,8 @@ def test_too_little_is_named(needs, nodes, words):
 
 def test_enough_passes():
     scale.check_fits(
-        {"a": {"GPU": 1}, "b": {"GPU": 1, "CPU": 2}}, [{"GPU": 1}, {"GPU": 1, "CPU": 4}]
+        {"a": {"GPU": 1}, "b": {"GPU": 1, "CPU": 2}},
+        [{"GPU": 1}, {"GPU": 1, "CPU": 4}],
     )
 
 
@@ -145,13 +146,13 @@ def test_servers_that_ray_places_give_the_run_of_one_process(cluster, tmp_path):
             "model": {"source": "tiny", "dtype": "float32"},
         }
         run_recipe(
-            build(Recipe, {**values, "grpo": {**section, "max_new_tokens": 8, "engine": engine}})
+            build(Recipe, {**values, "grpo": {**section, "max_new_tokens": 8, "engine": engine}}),
         )
         texts.append(
             [
                 (row["step"], row["response"])
                 for row in read_jsonl(tmp_path / on / "grpo" / "samples.jsonl")
-            ]
+            ],
         )
         losses.append([row["loss"] for row in read_jsonl(tmp_path / on / "grpo" / "metrics.jsonl")])
     assert texts[0] == texts[1] and texts[0]

@@ -19,7 +19,7 @@ def values(tmp_path_factory):
     rows.write_text(
         "".join(
             (f'{{"prompt": "question {n}", "response": "answer {n} {n}"}}\n') for n in range(24)
-        )
+        ),
     )
     section = {
         "data": {"path": str(rows)},
@@ -58,7 +58,8 @@ def test_ranks_that_ray_places_make_what_ranks_here_make(cluster, values, tmp_pa
 
     learner = {"ranks": 2, "restarts": restarts}
     recipe = build(
-        Recipe, {**values, "learner": learner, "on": "ray", "run": str(tmp_path / "ray")}
+        Recipe,
+        {**values, "learner": learner, "on": "ray", "run": str(tmp_path / "ray")},
     )
     run_recipe(recipe, ["sft"], lambda phase: bar)
     assert_same(tmp_path / "here" / "sft", tmp_path / "ray" / "sft")

@@ -130,7 +130,11 @@ def test_every_node_starts_its_ranks_by_torchrun(tmp_path, monkeypatch):
     }
     settings = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", **place}
     done = subprocess.run(
-        ["bash", str(script)], env=settings, capture_output=True, text=True, check=True
+        ["bash", str(script)],
+        env=settings,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     words = done.stdout.splitlines()
     assert words[:6] == ["-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", "1"]
@@ -152,24 +156,29 @@ def test_the_command_sends_a_run_away_with_its_own_words(tmp_path, monkeypatch):
     recipe, asked = tmp_path / "r.toml", []
     recipe.write_text(
         'run = "runs/r"\n[model]\nsource = "tiny"\n[sft]\ndata = { path = '
-        '"tether:demonstrations" }\n'
+        '"tether:demonstrations" }\n',
     )
     monkeypatch.setattr(
         "tether.build.launching.submit",
         lambda on, run, ranks, device, command: asked.append((on, ranks, command)) or 5,
     )
     done = CliRunner().invoke(
-        app, ["run", str(recipe), "sft", "sft.epochs=1", "--on", "slurm:nodes=2"]
+        app,
+        ["run", str(recipe), "sft", "sft.epochs=1", "--on", "slurm:nodes=2"],
     )
     assert done.exit_code == 5
     assert asked == [("slurm:nodes=2", 1, ["run", str(recipe), "sft", "sft.epochs=1"])]
 
 
 @pytest.mark.parametrize(
-    ("nodes", "learner"), [(2, "learner = { ranks = 4, restarts = 3 }"), (1, "")]
+    ("nodes", "learner"),
+    [(2, "learner = { ranks = 4, restarts = 3 }"), (1, "")],
 )
 def test_the_job_of_a_recipe_that_names_slurm_itself_runs_where_it_is(
-    tmp_path, monkeypatch, nodes, learner
+    tmp_path,
+    monkeypatch,
+    nodes,
+    learner,
 ):
     """Else each job would send the run away again; and ranks that torchrun starts refuse
     learner.restarts.
@@ -180,7 +189,7 @@ def test_the_job_of_a_recipe_that_names_slurm_itself_runs_where_it_is(
     recipe = tmp_path / "r.toml"
     recipe.write_text(
         f'run = "{tmp_path}/run"\non = "slurm:nodes={nodes}"\n{learner}\n'
-        '[model]\nsource = "tiny"\n[sft]\ndata = { path = "tether:demonstrations" }\n'
+        '[model]\nsource = "tiny"\n[sft]\ndata = { path = "tether:demonstrations" }\n',
     )
     assert CliRunner().invoke(app, ["run", str(recipe)]).exit_code == 0
     command = (tmp_path / "run" / "slurm.sh").read_text().split(" run /")[-1].partition(" &\n")[0]

@@ -61,7 +61,7 @@ def hosts():
     def start(where, text, *words):
         command = ["ip", "netns", "exec", names[where], sys.executable, "-c", text, *words]
         programs.append(
-            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True),
         )
         return programs[-1]
 
@@ -93,7 +93,8 @@ def hosts():
 
 @pytest.mark.parametrize("under_way", ["answer", "request"])
 def test_a_cut_is_noticed_while_an_answer_is_waited_for_and_while_a_request_is_sent(
-    hosts, under_way
+    hosts,
+    under_way,
 ):
     start, pull = hosts
     start("there", SERVER)

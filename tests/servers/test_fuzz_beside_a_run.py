@@ -41,7 +41,8 @@ class Client:
         """(status, answer) of a request."""
         for attempt in (0, 1):
             line = self.lines.setdefault(
-                server, http.client.HTTPConnection("127.0.0.1", self.ports[server], timeout=60)
+                server,
+                http.client.HTTPConnection("127.0.0.1", self.ports[server], timeout=60),
             )
             try:
                 line.request(
@@ -90,7 +91,7 @@ def servers(tmp_path, monkeypatch):
         recipe("x").section("grpo").model_dump(mode="json", include=SCORING, exclude_unset=True)
     )
     (tmp_path / "settings.json").write_text(
-        json.dumps({"reward": scoring, "scorer": None, "model": model})
+        json.dumps({"reward": scoring, "scorer": None, "model": model}),
     )
     commands = {
         "engine": ["engine", "--model", "tiny", "--dtype", "float32"],
@@ -146,16 +147,19 @@ def attack(ports, count, statuses):
             name = names[-1] if status == 200 else name
         if number % 2:
             body = {
-                "rollouts": draw.choice([*ODD, [draw.choice(ODD)], [{"text": draw.choice(ODD)}]])
+                "rollouts": draw.choice([*ODD, [draw.choice(ODD)], [{"text": draw.choice(ODD)}]]),
             }
             statuses.append(
                 client.ask(
-                    "reward", "POST", draw.choice(["/v1/score", "/v1/reward"]), json.dumps(body)
-                )[0]
+                    "reward",
+                    "POST",
+                    draw.choice(["/v1/score", "/v1/reward"]),
+                    json.dumps(body),
+                )[0],
             )
             continue
         path = draw.choice(
-            [GENERATE, GENERATE, GENERATE, "/v1/load_lora_adapter", "/v1/unload_lora_adapter"]
+            [GENERATE, GENERATE, GENERATE, "/v1/load_lora_adapter", "/v1/unload_lora_adapter"],
         )
         body = (
             {**fuzzed(draw), "model": draw.choice([name, draw.choice(ODD)])}
@@ -170,7 +174,7 @@ def attack(ports, count, statuses):
                 "POST",
                 path,
                 text[: draw.randrange(len(text))] if draw.random() < 0.05 else text,
-            )[0]
+            )[0],
         )
 
 

@@ -30,7 +30,9 @@ def serve():
 
     def start(server):
         threading.Thread(
-            target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+            target=server.serve_forever,
+            kwargs={"poll_interval": 0.02},
+            daemon=True,
         ).start()
         started.append(server)
 
@@ -62,7 +64,7 @@ def serve():
 def echo(body):
     if body.get("fail"):
         raise {"key": KeyError, "zero": ZeroDivisionError, "memory": MemoryError}[body["fail"]](
-            "as asked"
+            "as asked",
         )
     return 200, {"got": body}
 
@@ -70,7 +72,12 @@ def echo(body):
 @pytest.fixture
 def ask(serve):
     return serve(
-        JsonServer(("127.0.0.1", 0), {"/described": lambda: {"name": "it"}}, {"/echo": echo}, TOKEN)
+        JsonServer(
+            ("127.0.0.1", 0),
+            {"/described": lambda: {"name": "it"}},
+            {"/echo": echo},
+            TOKEN,
+        ),
     )
 
 
@@ -101,7 +108,8 @@ def test_strangers_and_web_pages_are_refused(ask, headers, status):
 
 
 @pytest.mark.parametrize(
-    "host", ["127.0.0.1", "127.0.0.1:99", "localhost:1", "[::1]:1", "LOCALHOST"]
+    "host",
+    ["127.0.0.1", "127.0.0.1:99", "localhost:1", "[::1]:1", "LOCALHOST"],
 )
 def test_addresses_and_own_names_are_known(ask, host):
     assert ask("GET", "/described", Host=host)[0] == 200
@@ -153,7 +161,7 @@ def test_half_a_body_is_given_up(ask, monkeypatch, serve):
     with socket.create_connection(server.server_address[:2]) as half:
         half.sendall(
             f"POST /echo HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n"
-            "Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{".encode()
+            "Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{".encode(),
         )
         half.settimeout(5)
         assert half.recv(100) == b"", "the server closes the connection"
@@ -206,7 +214,7 @@ def attack(serve, count):
     try:
         for _ in range(count):
             path = draw.choice(
-                [GENERATE, GENERATE, "/v1/load_lora_adapter", "/v1/unload_lora_adapter"]
+                [GENERATE, GENERATE, "/v1/load_lora_adapter", "/v1/unload_lora_adapter"],
             )
             body = (
                 fuzzed(draw)

@@ -34,7 +34,9 @@ def together(tmp_path, monkeypatch):
     """
     monkeypatch.setattr(pool, "CONNECT", 0.5)
     servers = Servers(
-        lambda host, port: [sys.executable, "-c", PROGRAM, host, str(port)], ["a", "b"], tmp_path
+        lambda host, port: [sys.executable, "-c", PROGRAM, host, str(port)],
+        ["a", "b"],
+        tmp_path,
     )
     made = ServerPool(servers, ServersConfig(), tmp_path, lambda name, task: None, 4)
     made.fleet.limits = Limits(quiet=0.5, suspect_seconds=1.0)

@@ -66,7 +66,9 @@ def engine():
 def server(request):
     server = request.param()
     threading.Thread(
-        target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+        target=server.serve_forever,
+        kwargs={"poll_interval": 0.02},
+        daemon=True,
     ).start()
     yield server
     server.shutdown()
@@ -128,7 +130,8 @@ print(json.dumps([os.getuid(), [status(*one) for one in paths], len(secret)]))
 
 
 @pytest.mark.skipif(
-    sys.platform != "linux" or os.geteuid() != 0, reason=("root alone becomes another user")
+    sys.platform != "linux" or os.geteuid() != 0,
+    reason=("root alone becomes another user"),
 )
 def test_another_user_of_the_machine_is_refused_at_every_path_and_cannot_read_the_token(server):
     asked = paths(server)
@@ -141,7 +144,7 @@ def test_another_user_of_the_machine_is_refused_at_every_path_and_cannot_read_th
         json.dumps(asked),
     ]
     user, statuses, seen = json.loads(
-        subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        subprocess.run(command, capture_output=True, text=True, check=True).stdout,
     )
     assert (user, statuses, seen) == (65534, [401] * len(asked), 0)
 
@@ -222,9 +225,11 @@ def test_the_door_stands_in_starlette_as_vllm_puts_it(monkeypatch):
     app = applications.Starlette(
         routes=[
             routing.Route(
-                "/pause", lambda _: responses.PlainTextResponse("paused"), methods=["POST"]
-            )
-        ]
+                "/pause",
+                lambda _: responses.PlainTextResponse("paused"),
+                methods=["POST"],
+            ),
+        ],
     )
     app.add_middleware(importlib.import_module("tether_door").Door)
     with client(app) as ask:

@@ -58,7 +58,10 @@ def make(reward=None, trained_a_little=False, with_reference=True, **options):
     }
     encoder = ChatEncoder(tiny_tokenizer(), (1, *range(40, 60)))
     model = add_adapter(
-        tiny_model(0).requires_grad_(False).eval(), "policy", LoraConfig(rank=8), seed=1
+        tiny_model(0).requires_grad_(False).eval(),
+        "policy",
+        LoraConfig(rank=8),
+        seed=1,
     )
     if trained_a_little:
         generator = torch.Generator().manual_seed(3)
@@ -123,7 +126,10 @@ CHOICES = [
 @pytest.mark.parametrize("options", CHOICES)
 def test_the_update_is_the_likelihood_of_the_favourites_as_sampled(options):
     stage = make(
-        EvenReward(fails=(1, 7, 15, 16, 17, 18, 19)), True, micro_batch_tokens=96, **options
+        EvenReward(fails=(1, 7, 15, 16, 17, 18, 19)),
+        True,
+        micro_batch_tokens=96,
+        **options,
     )
     before = {n: p.detach().clone() for n, p in stage.policy.model.named_parameters()}
     grabbed, original = {}, stage.learner.step
@@ -137,7 +143,12 @@ def test_the_update_is_the_likelihood_of_the_favourites_as_sampled(options):
             parameter.copy_(before[name])
     config = stage.config
     kept = favourites(
-        rollouts, scores, 5, config.keep, config.threshold, config.missing_stop_penalty
+        rollouts,
+        scores,
+        5,
+        config.keep,
+        config.threshold,
+        config.missing_stop_penalty,
     )
     assert stage.select(rollouts, scores) == kept
     # whose last token is the stop token, and trained
@@ -150,7 +161,9 @@ def test_the_update_is_the_likelihood_of_the_favourites_as_sampled(options):
         )
     assert metrics["policy/loss"] == pytest.approx(float(total.detach()), abs=1e-5)
     for ours, theirs in zip(
-        grabbed["g"], torch.autograd.grad(total, stage.learner.parameters), strict=True
+        grabbed["g"],
+        torch.autograd.grad(total, stage.learner.parameters),
+        strict=True,
     ):
         torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-4)
     assert metrics["kept/responses"] == len(kept)
@@ -159,7 +172,7 @@ def test_the_update_is_the_likelihood_of_the_favourites_as_sampled(options):
     assert metrics["reward/failed"] == 7
     assert metrics["reward/kept"] == pytest.approx(statistics.fmean(scores[i].value for i in kept))
     assert metrics["reward/proxy"] == pytest.approx(
-        statistics.fmean(s.value for s in scores if s.value is not None)
+        statistics.fmean(s.value for s in scores if s.value is not None),
     )
 
 
@@ -180,7 +193,11 @@ def test_equals_are_taken_in_the_order_they_were_sampled():
 def test_micro_batches_do_not_change_the_updates(normalize, tokens):
     def updated(budget):
         stage = make(
-            micro_batch_tokens=budget, keep=3, epochs=2, minibatches=2, normalize=normalize
+            micro_batch_tokens=budget,
+            keep=3,
+            epochs=2,
+            minibatches=2,
+            normalize=normalize,
         )
         metrics, _, _ = stage.step(PROMPTS, 0)
         assert stage.learner.updates == 4
@@ -277,11 +294,15 @@ def test_where_nothing_is_kept_nothing_moves(tmp_path, reward):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"keep": 2, "epochs": 2, "minibatches": 2, "normalize": "sequence"}]
+    "options",
+    [{}, {"keep": 2, "epochs": 2, "minibatches": 2, "normalize": "sequence"}],
 )
 def test_it_learns(tmp_path, options):
     stage = make(
-        steps=10, samples_per_prompt=8, optimizer=OptimizerConfig(learning_rate=1e-2), **options
+        steps=10,
+        samples_per_prompt=8,
+        optimizer=OptimizerConfig(learning_rate=1e-2),
+        **options,
     )
     run = RunDirectory.open(tmp_path / "run", {})
     train(stage, PROMPTS, run)
@@ -307,7 +328,10 @@ def test_imitating_what_was_chosen_blindly_teaches_nothing(tmp_path):
         )
 
     stage = make(
-        Blind(), steps=12, samples_per_prompt=8, optimizer=OptimizerConfig(learning_rate=1e-2)
+        Blind(),
+        steps=12,
+        samples_per_prompt=8,
+        optimizer=OptimizerConfig(learning_rate=1e-2),
     )
     before = evenness(stage)
     train(stage, PROMPTS, RunDirectory.open(tmp_path / "run", {}))
@@ -383,7 +407,7 @@ CHANGES = {
 def test_every_option_changes_what_is_learned(tmp_path):
     def learned(name, **options):
         stage = make(
-            **{"steps": 1, "epochs": 2, "minibatches": 2, "samples_per_prompt": 5, **options}
+            **{"steps": 1, "epochs": 2, "minibatches": 2, "samples_per_prompt": 5, **options},
         )
         train(stage, PROMPTS, RunDirectory.open(tmp_path / name, {}))
         return weights_of(stage)

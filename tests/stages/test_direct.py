@@ -85,7 +85,7 @@ def make(roles="lora", seed=0, **settings):
 def plain_logprobs(model, encoded):
     table = model(input_ids=torch.tensor([encoded.ids])).logits[0].log_softmax(-1)
     return torch.stack(
-        [table[t - 1, encoded.ids[t]] for t, counts in enumerate(encoded.trained) if counts]
+        [table[t - 1, encoded.ids[t]] for t, counts in enumerate(encoded.trained) if counts],
     )
 
 
@@ -109,11 +109,11 @@ def plain_loss(model, reference, config, rows):
         h, beta, smoothing = better - worse, config.strength, config.label_smoothing
         if config.loss == "dpo":
             value = -(1 - smoothing) * torch.log(torch.sigmoid(beta * h)) - smoothing * torch.log(
-                torch.sigmoid(-beta * h)
+                torch.sigmoid(-beta * h),
             )
         elif config.loss == "robust":
             value = (1 - smoothing) * -torch.log(torch.sigmoid(beta * h)) + smoothing * torch.log(
-                torch.sigmoid(-beta * h)
+                torch.sigmoid(-beta * h),
             )
             value = value / (1 - 2 * smoothing)
         elif config.loss == "ipo":
@@ -153,7 +153,8 @@ def test_a_probable_label_counts_both_ways(name):
         "turned": pair.swap(),
         "soft": dataclasses.replace(pair, probability=0.8),
         "soft turned": dataclasses.replace(
-            comparison("a question", "no, never", "yes"), probability=0.2
+            comparison("a question", "no, never", "yes"),
+            probability=0.2,
         ),
     }.items():
         row = dataclasses.replace(row, probability=1.0) if key == "turned" else row
@@ -186,7 +187,10 @@ def test_loss_and_gradient_are_the_formula_on_the_plain_model(name, tokens):
     assert metrics["loss"] == pytest.approx(expected.item(), rel=1e-5)
     for ours, theirs in zip(gradient, model.parameters(), strict=True):
         torch.testing.assert_close(
-            ours, theirs.grad, atol=max(3e-6, 1e-5 * float(theirs.grad.abs().max())), rtol=1e-3
+            ours,
+            theirs.grad,
+            atol=max(3e-6, 1e-5 * float(theirs.grad.abs().max())),
+            rtol=1e-3,
         )
 
 
@@ -256,7 +260,8 @@ def preferences(count=48):
 def test_it_learns_what_is_preferred(name, tmp_path):
     settings = {**SETTINGS[name], "epochs": 6, "prompts_per_update": 4, "heldout_fraction": 0.2}
     stage = make(
-        **settings, optimizer=OptimizerConfig(learning_rate=1e-2 if "ipo" not in name else 2e-3)
+        **settings,
+        optimizer=OptimizerConfig(learning_rate=1e-2 if "ipo" not in name else 2e-3),
     )
     held = encode_comparisons(split_by_group(preferences(), 0.2, 0)[1], ENCODER, 500)[0]
     before = stage.evaluate(held)
@@ -291,7 +296,8 @@ def trained(folder, stop_at=None, stage=None, rows=None, **settings):
 def test_killed_and_resumed_equals_uninterrupted(tmp_path, asked):
     settings = {"reference_logprobs": asked}
     assert torch.equal(
-        trained(tmp_path / "whole", **settings), trained(tmp_path / "cut", stop_at=5, **settings)
+        trained(tmp_path / "whole", **settings),
+        trained(tmp_path / "cut", stop_at=5, **settings),
     )
 
 
@@ -352,15 +358,20 @@ def test_a_resumed_run_reads_the_table_and_asks_nobody(tmp_path):
 def test_a_table_of_something_else_is_refused(changed, message, tmp_path):
     encoders = {"encoding": ChatEncoder(tiny_tokenizer(), (1, 2))}
     make(reference_logprobs="precomputed").train(
-        preferences(), RunDirectory.open(tmp_path / "run", {})
+        preferences(),
+        RunDirectory.open(tmp_path / "run", {}),
     )
     stage = make(seed=5 if changed == "reference" else 0, reference_logprobs="precomputed")
     other = Direct(
-        stage.config, stage.role, stage.likelihoods.reference, encoders.get(changed, ENCODER)
+        stage.config,
+        stage.role,
+        stage.likelihoods.reference,
+        encoders.get(changed, ENCODER),
     )
     with pytest.raises(RunError, match=message):
         other.train(
-            preferences(47 if changed == "data" else 48), RunDirectory.open(tmp_path / "run", {})
+            preferences(47 if changed == "data" else 48),
+            RunDirectory.open(tmp_path / "run", {}),
         )
 
 
@@ -368,7 +379,9 @@ def test_trained_whole_the_untrained_policy_can_be_its_own_reference(tmp_path):
     def stage(reference, **settings):
         policy = Role(tiny_model(0).eval())
         config = DirectConfig(
-            optimizer=OptimizerConfig(learning_rate=3e-3), prompts_per_update=4, **settings
+            optimizer=OptimizerConfig(learning_rate=3e-3),
+            prompts_per_update=4,
+            **settings,
         )
         return Direct(config, policy, reference or policy, ENCODER)
 
@@ -383,7 +396,10 @@ def test_trained_whole_the_untrained_policy_can_be_its_own_reference(tmp_path):
 
 def test_a_reference_of_its_own_is_let_go_before_training(tmp_path):
     stage = make(
-        "whole", reference_logprobs="precomputed", prompts_per_update=4, heldout_fraction=0.0
+        "whole",
+        reference_logprobs="precomputed",
+        prompts_per_update=4,
+        heldout_fraction=0.0,
     )
     model, alive = weakref.ref(stage.likelihoods.reference.model), []
 
@@ -412,7 +428,7 @@ def observed(tmp_path, **settings):
             "checkpoint_every": 2,
             "keep_checkpoints": 9,
             **settings,
-        }
+        },
     )
     calls = spied(stage) if stage.likelihoods.reference else []
     run = RunDirectory.open(tmp_path, {})

@@ -53,7 +53,7 @@ def stage_of(last_layers: int | None = 1, **settings):
             "checkpoint_every": 1,
             "optimizer": OptimizerConfig(learning_rate=3e-3),
             **settings,
-        }
+        },
     )
     return RewardModeling(config, Role(model, "reward", ScalarHead(64, zero=False)), ENCODER)
 
@@ -63,7 +63,7 @@ def trained(stage, folder, kill_at=None):
     seen = [0]
     lowest = stage.role.decoder_layers[0].mlp
     lowest.register_forward_hook(
-        lambda module, args, output: seen.__setitem__(0, seen[0] + args[0].shape[:2].numel())
+        lambda module, args, output: seen.__setitem__(0, seen[0] + args[0].shape[:2].numel()),
     )
 
     def progress(done, total, metrics):
@@ -89,7 +89,11 @@ def test_states_of_a_batch_are_those_of_its_own_pass():
     stage = stage_of(keep_states_gb=1)
     rankings, _ = stage.rankings(ROWS)
     kept = FrozenStates(
-        stage.role, sequences_of(rankings), ENCODER.pad_id, stage.config.micro_batch_tokens, 1.0
+        stage.role,
+        sequences_of(rankings),
+        ENCODER.pad_id,
+        stage.config.micro_batch_tokens,
+        1.0,
     )
     sequences = [s for ranking in reversed(rankings[2:7]) for s in ranking.sequences]
     # neither the order nor the company in which they were computed
@@ -100,7 +104,8 @@ def test_states_of_a_batch_are_those_of_its_own_pass():
         places = batch.places
         assert len(places) == sum(map(len, sequences))
         assert torch.equal(
-            batch.ids.flatten()[places], torch.tensor([t for s in sequences for t in s.ids])
+            batch.ids.flatten()[places],
+            torch.tensor([t for s in sequences for t in s.ids]),
         )
         assert torch.allclose(found.flatten(0, 1)[places], direct.flatten(0, 1)[places], atol=1e-5)
     stranger = ENCODER.conversation((user("who"), assistant("nobody knows me")))
@@ -128,5 +133,6 @@ def test_too_little_room_keeps_nothing_says_so_and_loses_nothing(tmp_path, caplo
 def test_nothing_to_keep_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"there are none. Set lora.last_layers"):
         stage_of(last_layers=None, keep_states_gb=1).train(
-            ROWS, RunDirectory.open(tmp_path / "b", {})
+            ROWS,
+            RunDirectory.open(tmp_path / "b", {}),
         )

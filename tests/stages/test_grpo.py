@@ -55,7 +55,10 @@ def make(reward=None, trained_a_little=False, **settings):
     }
     encoder = ChatEncoder(tiny_tokenizer(), (1, *range(40, 60)))
     model = add_adapter(
-        tiny_model(0).requires_grad_(False).eval(), "policy", LoraConfig(rank=8), seed=1
+        tiny_model(0).requires_grad_(False).eval(),
+        "policy",
+        LoraConfig(rank=8),
+        seed=1,
     )
     if trained_a_little:
         generator = torch.Generator().manual_seed(3)

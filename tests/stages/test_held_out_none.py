@@ -23,7 +23,9 @@ none.
 
 def comparison(question, number):
     return Comparison(
-        (user(question),), (assistant(f"good {number}"),), (assistant(f"bad {number}"),)
+        (user(question),),
+        (assistant(f"good {number}"),),
+        (assistant(f"bad {number}"),),
     )
 
 
@@ -90,7 +92,12 @@ def test_one_prompt_alone_cannot_be_held_out(tmp_path, caplog):
     rows = [comparison(question, number) for number, question in enumerate(ONE)]
     with caplog.at_level(logging.WARNING):
         run = tether.reward(
-            "tiny", data=rows, heldout_fraction=0.05, epochs=1, run=tmp_path / "run", progress=False
+            "tiny",
+            data=rows,
+            heldout_fraction=0.05,
+            epochs=1,
+            run=tmp_path / "run",
+            progress=False,
         )
     assert run.summary["num_heldout_pairs"] == 0 and "heldout_accuracy" not in run.summary
     assert "held out: no comparisons (heldout_fraction = 0.05)" in caplog.text

@@ -84,7 +84,8 @@ def test_start_and_policy_answer_at_other_temperatures_too(tmp_path):
     ]
     for row in rows:
         role, loaded = load_policy(
-            f"{made.run}/grpo" if row["step"] else made.model.source, made.model
+            f"{made.run}/grpo" if row["step"] else made.model.source,
+            made.model,
         )
         greedy = row["temperature"] == 0
         how = {"num_samples": 1 if greedy else 4, "seed": SEED}
@@ -147,7 +148,11 @@ def test_the_summary_is_of_the_same_prompts_before_and_after(tmp_path):
     groups = ["a", "a", "b", "b"]
     run = RunDirectory.open(tmp_path / "run", {})
     answers = HeldOutAnswers(
-        prompts=prompts("ab"), sampling=Sampling(), judge=None, seed=0, samples=2
+        prompts=prompts("ab"),
+        sampling=Sampling(),
+        judge=None,
+        seed=0,
+        samples=2,
     )
     held = HeldOut(
         config=EvaluateConfig(every=3, samples_per_prompt=2),
@@ -256,13 +261,16 @@ def test_the_last_measurement_is_of_the_policy_that_is_saved(tmp_path, more):
             for p in held_out_split([Prompt((user(w),)) for w in WORDS], 6)[1]
         ]
         groups = local_engine(role, loaded).generate(
-            asked, Sampling(max_new_tokens=8), num_samples=4, seed=SEED
+            asked,
+            Sampling(max_new_tokens=8),
+            num_samples=4,
+            seed=SEED,
         )
         assert measured[step] == [
             float(any("a" <= c <= "m" for c in r.text)) for g in groups for r in g.rollouts
         ]
     assert summary["format"]["gain"]["value"] == pytest.approx(
-        (sum(measured[max(measured)]) - sum(measured[0])) / len(measured[0])
+        (sum(measured[max(measured)]) - sum(measured[0])) / len(measured[0]),
     )
     assert 0 < sum(measured[0]) < len(measured[0]) == 24 and measured[max(measured)] != measured[0]
 
@@ -348,7 +356,10 @@ def test_the_best_weights_are_those_of_another_figure(tmp_path, monkeypatch, fig
             return {"mean": Estimate(steps[step], 0.0, 9.0, 4)}
 
     row = EvaluatorKind(
-        help="a number", make=lambda material: Tokens(), data="nothing", files=("tether:prompts",)
+        help="a number",
+        make=lambda material: Tokens(),
+        data="nothing",
+        files=("tether:prompts",),
     )
     monkeypatch.setitem(EVALUATORS, "tokens", row)
     evaluate = {"every": 1, "prompts": 6, "samples_per_prompt": 4, "evaluators": {"tokens": {}}}
@@ -504,7 +515,12 @@ def test_the_best_of_equals_is_not_said_to_have_gained():
         run = SimpleNamespace(path=Path("nowhere"), **records)
         config = EvaluateConfig(keep="best")
         held = HeldOut(
-            config=config, suite=None, answers=answers, policy=None, run=run, learner=object()
+            config=config,
+            suite=None,
+            answers=answers,
+            policy=None,
+            run=run,
+            learner=object(),
         )
         summary = held.summary()
         gains.append(summary["score"]["gain"])
@@ -523,7 +539,12 @@ def test_a_gain_of_the_best_is_told_at_the_step_that_the_other_half_chose(tmp_pa
     answers = HeldOutAnswers(prompts=prompts("abcd"), sampling=Sampling(), judge=None, seed=0)
     config = EvaluateConfig(keep="best")
     summary = HeldOut(
-        config=config, suite=None, answers=answers, policy=None, run=run, learner=object()
+        config=config,
+        suite=None,
+        answers=answers,
+        policy=None,
+        run=run,
+        learner=object(),
     ).summary()
     assert summary["kept_step"] == 2 and summary["measured"]["2"]["value"] == 5.75
     assert (
@@ -564,7 +585,7 @@ def test_held_out_prompts_may_come_from_data_of_their_own(tmp_path, monkeypatch)
         "".join(
             json.dumps({"question": word, "answer": "e"}) + "\n"
             for word in ("new", "ax", "newer", "new")
-        )
+        ),
     )
     made = recipe(tmp_path, evaluate={"prompts": 6, "data": {"path": str(other)}})
     asked = []
@@ -584,7 +605,8 @@ def test_the_best_of_n_of_the_start_is_drawn_once_and_told(tmp_path):
     run does not draw again.
     """
     made = recipe(
-        tmp_path, evaluate={"every": 3, "prompts": 6, "samples_per_prompt": 4, "best_of": [2, 8]}
+        tmp_path,
+        evaluate={"every": 3, "prompts": 6, "samples_per_prompt": 4, "best_of": [2, 8]},
     )
     summary = run_recipe(made, ["grpo"])["grpo"]["heldout"]
     run = RunDirectory(Path(made.run) / "grpo")
@@ -596,6 +618,6 @@ def test_the_best_of_n_of_the_start_is_drawn_once_and_told(tmp_path):
     after = run.held_out()[summary["kept_step"]]["score"]
     for n, told in summary["best_of_n"].items():
         assert told["gain"]["value"] == pytest.approx(
-            statistics.fmean(after) - statistics.fmean(drawn[int(n)])
+            statistics.fmean(after) - statistics.fmean(drawn[int(n)]),
         )
     assert set(run.held_out()) == {0, 3, 4}  # the picks are no measurement

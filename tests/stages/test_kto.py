@@ -47,7 +47,7 @@ ROWS = [
 
 def make(roles="lora", policy=0, reference=7, **settings):
     config = KTOConfig(
-        **{"optimizer": OptimizerConfig(learning_rate=3e-3), "heldout_fraction": 0.0, **settings}
+        **{"optimizer": OptimizerConfig(learning_rate=3e-3), "heldout_fraction": 0.0, **settings},
     )
     base = tiny_model(policy).requires_grad_(False).eval()
     if roles == "lora":
@@ -105,11 +105,14 @@ def test_loss_and_gradient_are_those_of_a_double_loop(policy, reference, above_z
     metrics, gradient = update_of(stage, encoded())
     assert metrics["loss"] == pytest.approx(total.item() / len(ROWS), rel=1e-5)
     assert metrics["kl_baseline"] == pytest.approx(z0, rel=1e-4) and metrics["mismatched"] == len(
-        ROWS
+        ROWS,
     )
     for ours, theirs in zip(gradient, model.parameters(), strict=True):
         torch.testing.assert_close(
-            ours, theirs.grad, atol=max(1e-6, 1e-5 * float(theirs.grad.abs().max())), rtol=1e-3
+            ours,
+            theirs.grad,
+            atol=max(1e-6, 1e-5 * float(theirs.grad.abs().max())),
+            rtol=1e-3,
         )
 
 
@@ -124,7 +127,8 @@ def test_every_response_meets_one_prompt_that_is_not_its_own_whatever_the_order(
     assert sum(count for _, count in pairs) == len(ROWS) and max(count for _, count in pairs) == 2
     for order in itertools.islice(itertools.permutations(judged), 24):
         assert sorted(mismatched(order, 500), key=lambda p: p[0].ids) == sorted(
-            pairs, key=lambda p: p[0].ids
+            pairs,
+            key=lambda p: p[0].ids,
         )
 
 
@@ -209,7 +213,8 @@ def test_balance_is_reported_and_a_wrong_one_is_warned_of(tmp_path, recwarn):
     assert not [w for w in recwarn if "kto" in str(w.message)]
     with pytest.warns(UserWarning, match="n_U is 2 with 4 desirable and 2 undesirable"):
         uneven = make(desirable_weight=1.0, undesirable_weight=1.0).train(
-            ROWS, RunDirectory.open(tmp_path / "uneven", {})
+            ROWS,
+            RunDirectory.open(tmp_path / "uneven", {}),
         )
     assert uneven["class_balance"] == pytest.approx(2.0)
 
@@ -307,7 +312,7 @@ def trained(folder, stop_at=None, rows=None, **settings):
             "checkpoint_every": 2,
             "micro_batch_tokens": 150,
             **settings,
-        }
+        },
     )
 
     def progress(done, total, metrics):
@@ -326,7 +331,8 @@ def trained(folder, stop_at=None, rows=None, **settings):
 def test_killed_and_resumed_equals_uninterrupted(tmp_path, asked):
     settings = {"reference_logprobs": asked}
     assert torch.equal(
-        trained(tmp_path / "whole", **settings), trained(tmp_path / "cut", stop_at=5, **settings)
+        trained(tmp_path / "whole", **settings),
+        trained(tmp_path / "cut", stop_at=5, **settings),
     )
 
 
@@ -347,7 +353,7 @@ def observed(tmp_path, **settings):
             "checkpoint_every": 2,
             "keep_checkpoints": 9,
             **settings,
-        }
+        },
     )
     reference, calls = stage.likelihoods.reference, []
     original = reference.logprobs

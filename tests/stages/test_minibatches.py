@@ -74,7 +74,10 @@ def test_a_setting_of_memory_changes_neither_updates_nor_gradients(name, tmp_pat
     first = {}
     for budget in (96, 400, 4000):
         optimizer = OptimizerConfig(
-            learning_rate=3e-3, warmup_fraction=0.1, schedule="linear", final_fraction=0.1
+            learning_rate=3e-3,
+            warmup_fraction=0.1,
+            schedule="linear",
+            final_fraction=0.1,
         )
         stage = make(
             algorithm,
@@ -172,7 +175,9 @@ def test_every_minibatch_is_divided_by_its_own(algorithm, settings, equation, bu
     for part in parts:
         rows = [i for i in part if scores[i].value is not None]
         expected = torch.autograd.grad(
-            equation(facts, rows), stage.policy.parameters(), retain_graph=True
+            equation(facts, rows),
+            stage.policy.parameters(),
+            retain_graph=True,
         )
         distances = [
             max(float((a - b).abs().max()) for a, b in zip(g, expected, strict=True))

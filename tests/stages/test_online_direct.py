@@ -65,7 +65,10 @@ def make(reward=None, reference="shared", **settings):
         **settings,
     }
     model = add_adapter(
-        tiny_model(0).requires_grad_(False).eval(), "policy", LoraConfig(rank=8), seed=1
+        tiny_model(0).requires_grad_(False).eval(),
+        "policy",
+        LoraConfig(rank=8),
+        seed=1,
     )
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
@@ -143,7 +146,10 @@ def test_on_the_same_pairs_it_is_the_stage_for_collected_ones(loss):
     pairs, _ = best_and_worst(rollouts, EvenReward().score(rollouts), len(rollouts) // len(groups))
     rankings = [pair.ranking(ENCODER, str(n)) for n, pair in enumerate(pairs)]
     collected = Direct(
-        DirectConfig(loss=loss), stage.policy, stage.pairs.likelihoods.reference, ENCODER
+        DirectConfig(loss=loss),
+        stage.policy,
+        stage.pairs.likelihoods.reference,
+        ENCODER,
     )
     assert len(pairs) == 4
     assert stage.pairs(rankings, 4)[0].item() == collected.pairs(rankings, 4)[0].item()
@@ -159,7 +165,10 @@ def test_best_and_worst_by_hand():
     rollouts = [*answers * 4, answers[0], answers[0]]
     scores = [1.0, 2.0, 3.0, None, 2.0, None, 1.0, 1.0, 2.5, 0.5, None, 1.0, 1.0, 2.0]
     pairs, skipped = best_and_worst(
-        rollouts, [Score(s) for s in scores], 3, missing_stop_penalty=1.5
+        rollouts,
+        [Score(s) for s in scores],
+        3,
+        missing_stop_penalty=1.5,
     )
     found = [
         (p.best.response_ids, p.worst.response_ids, p.best_score, p.worst_score) for p in pairs
@@ -192,7 +201,12 @@ def test_it_learns_what_scores_high(loss, tmp_path):
     beta = {"dpo": 0.1, "ipo": 0.02}[loss]
     rate = OptimizerConfig(learning_rate=1e-2)
     stage = make(
-        loss=loss, beta=beta, steps=30, prompts_per_step=8, samples_per_prompt=4, optimizer=rate
+        loss=loss,
+        beta=beta,
+        steps=30,
+        prompts_per_step=8,
+        samples_per_prompt=4,
+        optimizer=rate,
     )
     run = RunDirectory.open(tmp_path / "run", {})
     summary = train(stage, PROMPTS, run)
@@ -229,7 +243,7 @@ def observed(folder, **settings):
                 "checkpoint_every": 1,
                 "keep_checkpoints": 9,
                 **settings,
-            }
+            },
         ),
         [],
     )

@@ -93,7 +93,10 @@ def make(algorithm, reward=None, engine=LocalEngine, **settings):
     config = PolicyConfig.model_validate({"algorithm": algorithm, **settings})
     encoder = ChatEncoder(tiny_tokenizer(), (1, *range(40, 60)))
     model = add_adapter(
-        tiny_model(0).requires_grad_(False).eval(), "policy", LoraConfig(rank=8), seed=1
+        tiny_model(0).requires_grad_(False).eval(),
+        "policy",
+        LoraConfig(rank=8),
+        seed=1,
     )
     generator = torch.Generator().manual_seed(3)
     head = ScalarHead(64, zero=False)
@@ -304,7 +307,8 @@ def test_the_first_gradient_is_the_equation(name, budget):
         and len({len(r.response_ids) for r in rollouts}) > 4
     )
     expected = torch.autograd.grad(
-        equation(Facts(stage, rollouts, scores)), stage.policy.parameters()
+        equation(Facts(stage, rollouts, scores)),
+        stage.policy.parameters(),
     )
     assert max(g.abs().max() for g in expected) > 1e-3
     for one, other in zip(ours, expected, strict=True):
@@ -317,7 +321,12 @@ def test_reinforce_with_a_learned_value_subtracts_it():
     hidden states.
     """
     stage = make(
-        "reinforce", critic=True, lam=1.0, value_coefficient=0.0, kl={"coefficient": 0.0}, **RAW
+        "reinforce",
+        critic=True,
+        lam=1.0,
+        value_coefficient=0.0,
+        kl={"coefficient": 0.0},
+        **RAW,
     )
     ours, rollouts, scores, _ = gradient_of_first_update(stage)
     facts, total = Facts(stage, rollouts, scores), 0
@@ -326,7 +335,8 @@ def test_reinforce_with_a_learned_value_subtracts_it():
         stage.policy.activate()
         ids = torch.tensor([r.prompt_ids + r.response_ids])
         states = stage.policy.decoder(input_ids=ids).last_hidden_state[
-            0, len(r.prompt_ids) - 1 : -1
+            0,
+            len(r.prompt_ids) - 1 : -1,
         ]
         values = stage.value.head(states).detach()
         total = total - ((facts.scores[i] - values) * facts.logp[i]).sum() / facts.tokens
@@ -352,7 +362,9 @@ def test_a_running_mean_is_that_of_earlier_steps():
         -(facts.scores[i] - mean(known)) * facts.logp[i].sum() / facts.tokens for i in facts.known
     )
     for one, other in zip(
-        ours, torch.autograd.grad(equation, stage.policy.parameters()), strict=True
+        ours,
+        torch.autograd.grad(equation, stage.policy.parameters()),
+        strict=True,
     ):
         torch.testing.assert_close(one, other, atol=2e-6, rtol=2e-4)
     assert stage.shaping.past_scores[1] == 20
@@ -382,11 +394,18 @@ class Flat(Reward):
 
 def test_groups_without_signal_are_left_out_and_replaced():
     stage = make(
-        "dapo", Flat(), prompts_per_step=2, refill=2, minibatches=1, clip_range_high=0.3, epochs=2
+        "dapo",
+        Flat(),
+        prompts_per_step=2,
+        refill=2,
+        minibatches=1,
+        clip_range_high=0.3,
+        epochs=2,
     )
     assert list(stage.ordinals(1)) == [2, 3, 4, 5, 6, 7]
     metrics, rollouts, _ = stage.step(
-        [PROMPTS[0], PROMPTS[1], PROMPTS[2], PROMPTS[3], PROMPTS[0], PROMPTS[2]], 0
+        [PROMPTS[0], PROMPTS[1], PROMPTS[2], PROMPTS[3], PROMPTS[0], PROMPTS[2]],
+        0,
     )
     assert [r.prompt.id for r in rollouts] == ["p1"] * 4 + ["p3"] * 4
     assert metrics["group/zero_signal"] == 0.5 and metrics["group/sampled"] == 16
@@ -442,7 +461,10 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path, name):
     train(whole, PROMPTS, RunDirectory.open(tmp_path / "whole", {}))
     with pytest.raises(KeyboardInterrupt):
         train(
-            make(name, **settings), PROMPTS, RunDirectory.open(tmp_path / "cut", {}), on_step=kill
+            make(name, **settings),
+            PROMPTS,
+            RunDirectory.open(tmp_path / "cut", {}),
+            on_step=kill,
         )
     again = make(name, **settings)
     train(again, PROMPTS, RunDirectory.open(tmp_path / "cut", {}))
@@ -516,7 +538,7 @@ def test_the_scale_of_step_rewards_is_that_of_the_first_step_and_survives_a_resu
     later.load_state(first.state())
     paid = later.shaping.scaled([Score(9.0, steps=((1, 9.0), (2, -1.0)))])
     assert paid == [
-        pytest.approx((9.0 / first.shaping.normalizer[1], -1.0 / first.shaping.normalizer[1]))
+        pytest.approx((9.0 / first.shaping.normalizer[1], -1.0 / first.shaping.normalizer[1])),
     ]
     assert first.shaping.normalizer == pytest.approx((0.0, 2.8470), abs=1e-4)
 
@@ -536,7 +558,11 @@ def test_equal_scores_teach_nothing_however_large(algorithm, value, size):
             return [Score(value) for _ in rollouts]
 
     stage = make(
-        algorithm, Same(), samples_per_prompt=size, prompts_per_step=1, kl={"coefficient": 0.0}
+        algorithm,
+        Same(),
+        samples_per_prompt=size,
+        prompts_per_step=1,
+        kl={"coefficient": 0.0},
     )
     stage.step(PROMPTS[:1], 0)
     assert stage.experience.advantages.abs().max() == 0
@@ -683,7 +709,10 @@ def trained(tmp_path_factory):
         key = repr((algorithm, settings, flat))
         if key not in weights:
             stage = make(
-                algorithm=algorithm, **settings, reward=Flat() if flat else None, engine=Noisy
+                algorithm=algorithm,
+                **settings,
+                reward=Flat() if flat else None,
+                engine=Noisy,
             )
             train(stage, PROMPTS, RunDirectory.open(tmp_path_factory.mktemp("run") / "run", {}))
             weights[key] = torch.cat([p.detach().flatten() for p in stage.policy.parameters()])

@@ -26,7 +26,7 @@ from tether.stages.rollouts import Experience
 PROMPTS = [
     Prompt((user(text),), f"p{n}")
     for n, text in enumerate(
-        ["one", "two two", "three", "a longer one", "five", "six?", "7", "ate"]
+        ["one", "two two", "three", "a longer one", "five", "six?", "7", "ate"],
     )
 ]
 
@@ -78,7 +78,10 @@ def make(seed=0, reward=None, roles="shared", last_layers=None, **settings):
 
 def rollouts_of(ppo, seed=5):
     groups = ppo.engine.generate(
-        PROMPTS, ppo.config.sampling, num_samples=ppo.config.samples_per_prompt, seed=seed
+        PROMPTS,
+        ppo.config.sampling,
+        num_samples=ppo.config.samples_per_prompt,
+        seed=seed,
     )
     return [r for g in groups for r in g.rollouts]
 
@@ -88,7 +91,8 @@ def rollouts_of(ppo, seed=5):
 def test_first_ratio_is_one_and_the_reference_never_moves(tmp_path, roles, temperature):
     ppo = make(roles=roles, temperature=temperature)
     probe = make_batch(
-        [ppo.encoder.rollout(r.prompt_ids, r.response_ids) for r in rollouts_of(ppo)], 0
+        [ppo.encoder.rollout(r.prompt_ids, r.response_ids) for r in rollouts_of(ppo)],
+        0,
     )
     with torch.no_grad():
         before = ppo.reference.logprobs(probe)[0].clone()
@@ -107,13 +111,20 @@ def test_old_logprobs_are_those_of_the_tempered_policy():
     ppo = make(temperature=0.6)
     rollouts = rollouts_of(ppo)
     experience = Experience(
-        rollouts, ppo.reward.score(rollouts), ppo.encoder, 64, torch.device("cpu")
+        rollouts,
+        ppo.reward.score(rollouts),
+        ppo.encoder,
+        64,
+        torch.device("cpu"),
     )
     ppo.evaluate(experience)
     for row, rollout in enumerate(rollouts):
         n = len(rollout.response_ids)
         torch.testing.assert_close(
-            experience.logprobs[row, :n], torch.tensor(rollout.logprobs), atol=3e-5, rtol=0
+            experience.logprobs[row, :n],
+            torch.tensor(rollout.logprobs),
+            atol=3e-5,
+            rtol=0,
         )
         assert experience.logprobs[row, n:].abs().sum() == 0
 
@@ -123,7 +134,10 @@ def test_rewards_by_hand():
     masked.
     """
     ppo = make(
-        kl={"coefficient": 0.3}, normalize_scores=False, missing_stop_penalty=2.0, score_clip=5.0
+        kl={"coefficient": 0.3},
+        normalize_scores=False,
+        missing_stop_penalty=2.0,
+        score_clip=5.0,
     )
     rollouts = rollouts_of(ppo)
     scores = [Score(float(n)) for n in range(7)] + [Score(None, reason="broken")]
@@ -156,14 +170,20 @@ def test_a_group_baseline_is_the_mean_of_the_other_samples():
     scores = [Score(v) for v in values]
     scores[4] = Score(None, reason="broken")
     experience = Experience(
-        rollouts, scores, ppo.encoder, 200, torch.device("cpu"), document_tokens=200
+        rollouts,
+        scores,
+        ppo.encoder,
+        200,
+        torch.device("cpu"),
+        document_tokens=200,
     )
     ppo.evaluate(experience)
     totals = ppo.shape(experience).sum(-1).tolist()
     for n in range(len(rollouts)):
         others = [values[m] for m in range(n - n % 3, n - n % 3 + 3) if m not in (n, 4)]
         assert totals[n] == pytest.approx(
-            0.0 if n == 4 else values[n] - sum(others) / len(others), abs=1e-5
+            0.0 if n == 4 else values[n] - sum(others) / len(others),
+            abs=1e-5,
         )
 
 
@@ -173,7 +193,7 @@ def test_normalisation_uses_the_references_own_scores():
         row[0] for row in ppo.shaping.scaled([Score(v) for v in (1.0, 2.0, None, 6.0)])
     )
     assert [one, two, unknown, six] == pytest.approx(
-        [-2 / 14**0.5 * 3**0.5, -1 / 14**0.5 * 3**0.5, 0.0, 3 / 14**0.5 * 3**0.5]
+        [-2 / 14**0.5 * 3**0.5, -1 / 14**0.5 * 3**0.5, 0.0, 3 / 14**0.5 * 3**0.5],
     )
     # later scores are measured on that first scale
     assert ppo.shaping.scaled([Score(3.0)]) == [(0.0,)]
@@ -190,7 +210,8 @@ class HeadReward:
     @torch.no_grad()
     def score(self, rollouts):
         batch = make_batch(
-            [self.encoder.rollout(r.prompt_ids, r.response_ids) for r in rollouts], 0
+            [self.encoder.rollout(r.prompt_ids, r.response_ids) for r in rollouts],
+            0,
         )
         return [Score(s) for s in self.role.scores(batch).tolist()]
 
@@ -279,7 +300,9 @@ def test_a_copied_value_keeps_its_scale_when_resumed(tmp_path):
         train(cut, PROMPTS, RunDirectory.open(tmp_path / "cut", {}), on_step=kill)
     train(again, PROMPTS, RunDirectory.open(tmp_path / "cut", {}))
     for one, other in zip(
-        whole.value.head.state_dict().values(), again.value.head.state_dict().values(), strict=True
+        whole.value.head.state_dict().values(),
+        again.value.head.state_dict().values(),
+        strict=True,
     ):
         assert torch.equal(one, other)
     assert all(
@@ -290,17 +313,22 @@ def test_a_copied_value_keeps_its_scale_when_resumed(tmp_path):
     fresh = from_reward_model(**settings).value.head
     torch.testing.assert_close(whole.value.head.scale, fresh.scale / deviation)
     torch.testing.assert_close(
-        whole.value.head.offset * fresh.scale, fresh.offset * fresh.scale + mean
+        whole.value.head.offset * fresh.scale,
+        fresh.offset * fresh.scale + mean,
     )
 
 
 @pytest.mark.parametrize(
-    ("tokens", "share"), [(24, 0), (60, 0), (10_000, 0), (120, 120), (10_000, 50), (10_000, 10_000)]
+    ("tokens", "share"),
+    [(24, 0), (60, 0), (10_000, 0), (120, 120), (10_000, 50), (10_000, 10_000)],
 )
 def test_micro_batches_and_shared_prompts_do_not_change_the_update(tokens, share):
     def updated(budget, share=0):
         ppo = make(
-            micro_batch_tokens=budget, epochs=1, kl={"coefficient": 0.1}, samples_per_prompt=3
+            micro_batch_tokens=budget,
+            epochs=1,
+            kl={"coefficient": 0.1},
+            samples_per_prompt=3,
         )
         rollouts = rollouts_of(ppo)
         for role in (ppo.value,):
@@ -308,7 +336,12 @@ def test_micro_batches_and_shared_prompts_do_not_change_the_update(tokens, share
                 role.head.linear.weight.fill_(0.01)
         scores = ppo.reward.score(rollouts)
         experience = Experience(
-            rollouts, scores, ppo.encoder, budget, torch.device("cpu"), document_tokens=share
+            rollouts,
+            scores,
+            ppo.encoder,
+            budget,
+            torch.device("cpu"),
+            document_tokens=share,
         )
         ppo.evaluate(experience)
         generator = torch.Generator().manual_seed(0)
@@ -341,7 +374,11 @@ def test_the_first_update_is_the_vanilla_policy_gradient():
     ppo = make(roles="separate", epochs=1, value_coefficient=0.0)
     rollouts = rollouts_of(ppo)
     experience = Experience(
-        rollouts, ppo.reward.score(rollouts), ppo.encoder, 48, torch.device("cpu")
+        rollouts,
+        ppo.reward.score(rollouts),
+        ppo.encoder,
+        48,
+        torch.device("cpu"),
     )
     ppo.evaluate(experience)
     experience.advantages = (
@@ -388,7 +425,8 @@ def test_common_layers_change_nothing(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("roles", "rate"), [("shared", 1e-2), pytest.param("separate", 2e-3, marks=pytest.mark.slow)]
+    ("roles", "rate"),
+    [("shared", 1e-2), pytest.param("separate", 2e-3, marks=pytest.mark.slow)],
 )
 def test_it_learns(tmp_path, roles, rate):
     ppo = make(

@@ -57,7 +57,9 @@ def bpe_tokenizer():
 
     inner = Tokenizer(BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(
-        add_prefix_space=False, use_regex=False, trim_offsets=False
+        add_prefix_space=False,
+        use_regex=False,
+        trim_offsets=False,
     )
     inner.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -70,7 +72,9 @@ def bpe_tokenizer():
     )
     inner.train_from_iterator([".\n\nSo it", "é.\n\nSo", "3.\n\nThe ", "кибки в"] * 8, trainer)
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=inner, pad_token="<|pad|>", eos_token="<|end|>"
+        tokenizer_object=inner,
+        pad_token="<|pad|>",
+        eos_token="<|end|>",
     )
     tokenizer.chat_template = TEMPLATE
     return tokenizer
@@ -78,7 +82,11 @@ def bpe_tokenizer():
 
 def solution(steps, labels, problem="q", **metadata):
     return StepLabels(
-        (user(problem),), tuple(steps), tuple(labels), id=f"{problem}:{steps}", metadata=metadata
+        (user(problem),),
+        tuple(steps),
+        tuple(labels),
+        id=f"{problem}:{steps}",
+        metadata=metadata,
     )
 
 
@@ -92,7 +100,9 @@ def stage(model=None, **settings):
     config = ProcessRewardConfig(**settings)
     head = ScalarHead(64, zero=False, outputs=config.outputs)
     return ProcessRewardModeling(
-        config, Role((model or tiny_model()).requires_grad_(False), head=head), ENCODER
+        config,
+        Role((model or tiny_model()).requires_grad_(False), head=head),
+        ENCODER,
     )
 
 
@@ -117,7 +127,7 @@ def ends_by_offsets(tokenizer, text, delimiter):
         if text[start:found].strip():
             final = found + len(delimiter) - 1
             ends.append(
-                max(i for i, (first, behind) in enumerate(spans) if first <= final < behind)
+                max(i for i, (first, behind) in enumerate(spans) if first <= final < behind),
             )
         start = found + len(delimiter)
     if text[start:].strip():
@@ -159,7 +169,7 @@ def test_sampled_ids_need_not_be_those_of_the_tokenizer():
 def test_several_delimiters_and_the_longer_one_first():
     steps = StepEncoder(ENCODER, ("\n", "\n\n", ";"))
     assert steps.step_ends(
-        list(map(ENCODER.tokenizer.convert_tokens_to_ids, ["a", "Ċ", "Ċ", "b", ";", "c"]))
+        list(map(ENCODER.tokenizer.convert_tokens_to_ids, ["a", "Ċ", "Ċ", "b", ";", "c"])),
     ) == (2, 4, 5)
 
 
@@ -221,7 +231,10 @@ def test_states_are_those_of_the_tokens_that_end_steps(layout):
         alone = role.decoder(input_ids=torch.tensor([s.sequence.ids])).last_hidden_state[0]
         for end in s.ends:
             torch.testing.assert_close(
-                next(states), alone[s.sequence.prompt_length + end], atol=1e-5, rtol=1e-4
+                next(states),
+                alone[s.sequence.prompt_length + end],
+                atol=1e-5,
+                rtol=1e-4,
             )
 
 
@@ -230,7 +243,8 @@ def naive_loss(rows, classes=2, target="process"):
     trainable.
     """
     other = stage(
-        target=target, **({"classes": 3, "label_column": "rating"} if classes == 3 else {})
+        target=target,
+        **({"classes": 3, "label_column": "rating"} if classes == 3 else {}),
     )
     for parameter in other.role.parameters():
         parameter.requires_grad_(True)
@@ -245,7 +259,7 @@ def naive_loss(rows, classes=2, target="process"):
             logits = other.head(hidden[min(stop, len(ids)) - 1])
             if classes == 3:
                 losses.append(
-                    -logits.log_softmax(-1)[row.metadata["rating"][row.steps.index(step)] + 1]
+                    -logits.log_softmax(-1)[row.metadata["rating"][row.steps.index(step)] + 1],
                 )
             elif target == "process" and verdict is not None:
                 losses.append(-torch.log(torch.sigmoid(logits if verdict else -logits)))
@@ -275,7 +289,9 @@ def test_the_gradient_is_that_of_the_sum_over_steps_however_it_is_cut(tokens, ki
     learner.step = lambda: (grabbed.extend(m.grad.clone() for m in learner.masters), original())[1]
     solutions = [trained.encoder.encode(row) for row in rows]
     expected, gradients = naive_loss(
-        rows, 3 if kind == "ratings" else 2, "outcome" if kind == "outcome" else "process"
+        rows,
+        3 if kind == "ratings" else 2,
+        "outcome" if kind == "outcome" else "process",
     )
     assert trained.evaluate(solutions)["loss"] == pytest.approx(expected, rel=1e-5)
     solutions = solutions[::-1] if tokens == 120 else solutions
@@ -324,7 +340,8 @@ def test_the_outcome_model_is_asked_as_if_each_step_were_the_last(monkeypatch, r
             ids = ENCODER.conversation((*row.prompt, assistant("\n\n".join(row.steps[:count])))).ids
             hidden = trained.role.decoder(input_ids=torch.tensor([ids])).last_hidden_state[0, -1]
             assert probability == pytest.approx(
-                torch.sigmoid(trained.head(hidden)).item(), abs=1e-5
+                torch.sigmoid(trained.head(hidden)).item(),
+                abs=1e-5,
             )
 
 
@@ -337,7 +354,9 @@ def test_metrics_by_hand():
     # the last one.
     counts = [count_calls(r, p, 0.5) for r, p in zip(TRUTH, GIVEN, strict=True)]
     found = step_estimates(
-        counts, ["a", "b", "b", "c"], [m for family in FAMILIES.values() for m in family]
+        counts,
+        ["a", "b", "b", "c"],
+        [m for family in FAMILIES.values() for m in family],
     )
     precision, recall = 1 / 3, 1 / 3  # of the wrong steps
     wrong = 2 * precision * recall / (precision + recall)
@@ -399,8 +418,8 @@ def test_thresholds_are_the_best_there_are():
                 sum(
                     torch.tensor(count_calls(r, p, threshold))
                     for r, p in zip(TRUTH, GIVEN, strict=True)
-                ).numpy()
-            )
+                ).numpy(),
+            ),
         )
 
     for metric in (step_f1, first_error_f1):
@@ -458,7 +477,8 @@ def test_the_outcome_model_learns_from_one_label(tmp_path):
 def test_unusable_solutions_are_counted_and_nothing_left_is_an_error(tmp_path):
     rows = [solution(["x" * 2000], [True]), solution(["a"], [None]), solution([" "], [True])]
     with pytest.raises(
-        DataError, match=r"none of 3 solutions.*process\.max_length.*no label.*no step"
+        DataError,
+        match=r"none of 3 solutions.*process\.max_length.*no label.*no step",
     ):
         stage().train(rows, RunDirectory.open(tmp_path / "run", {}))
 
@@ -467,7 +487,15 @@ def rollout(response_ids, prompt="q", stop=StopReason.STOP_TOKEN):
     ids = tuple(response_ids)
     prompt_ids = ENCODER.prompt((user(prompt),))
     return Rollout(
-        prompt_ids, ids, (0.0,) * len(ids), stop, "", 0, 0, Sampling(), Prompt((user(prompt),))
+        prompt_ids,
+        ids,
+        (0.0,) * len(ids),
+        stop,
+        "",
+        0,
+        0,
+        Sampling(),
+        Prompt((user(prompt),)),
     )
 
 
@@ -485,7 +513,10 @@ def test_the_reward_is_what_was_trained(monkeypatch):
         rollout(s.sequence.ids[s.sequence.prompt_length :], s.prompt[0].content) for s in solutions
     ]
     for score, s, expected in zip(
-        source.score(rollouts), solutions, trained.probabilities(solutions), strict=True
+        source.score(rollouts),
+        solutions,
+        trained.probabilities(solutions),
+        strict=True,
     ):
         assert [end for end, _ in score.steps] == list(s.ends)
         assert [p for _, p in score.steps] == pytest.approx(expected, abs=1e-5)
@@ -501,7 +532,7 @@ def test_a_response_that_was_cut_off_or_is_empty():
     whole = [*ENCODER.tokenizer("ab\n\ncd", add_special_tokens=False)["input_ids"]]
     source = ProcessReward(trained.role, ENCODER, aggregate="last")
     cut, finished, empty = source.score(
-        [rollout(whole, stop=StopReason.LENGTH), rollout([*whole, 1]), rollout([1])]
+        [rollout(whole, stop=StopReason.LENGTH), rollout([*whole, 1]), rollout([1])],
     )
     assert [end for end, _ in cut.steps] == [3, 5] and [end for end, _ in finished.steps] == [3, 6]
     # both are read at a stop token
@@ -535,5 +566,5 @@ def test_a_head_of_three_classes_comes_back_from_disk(tmp_path):
     save_file(head.state_dict(), tmp_path / "head.safetensors")
     states = torch.randn(5, 8)
     assert torch.equal(load_head(tmp_path, torch.device("cpu"))(states), head(states)) and head(
-        states
+        states,
     ).shape == (5, 3)

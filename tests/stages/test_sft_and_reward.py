@@ -58,7 +58,9 @@ def reward(seed=0, **settings):
     }
     model = add_adapter(tiny_model().requires_grad_(False), "reward", LoraConfig(rank=8), seed=seed)
     return RewardModeling(
-        RewardConfig(**settings), Role(model, "reward", ScalarHead(64, zero=False)), ENCODER
+        RewardConfig(**settings),
+        Role(model, "reward", ScalarHead(64, zero=False)),
+        ENCODER,
     )
 
 
@@ -73,7 +75,7 @@ def comparisons(count=48):
                     (assistant(f"no {n}.{pair}.."),),
                     id=f"{n}-{pair}",
                     group=f"g{n}",
-                )
+                ),
             )
     return rows
 
@@ -106,7 +108,9 @@ class Watched(SFT):
 
 def watched(tmp_path, rows, name="run"):
     stage = Watched(
-        SFTConfig(epochs=1, batch_size=64, rows_per_micro_batch=64), Role(tiny_model()), ENCODER
+        SFTConfig(epochs=1, batch_size=64, rows_per_micro_batch=64),
+        Role(tiny_model()),
+        ENCODER,
     )
     stage.train(rows, RunDirectory.open(tmp_path / name, {}))
     return stage.trained, stage.judged_by
@@ -145,7 +149,7 @@ def test_sft_keeps_conversations_with_one_opening_together(tmp_path):
                 assistant("yes"),
                 user(f"then {turn}"),
                 assistant(f"well {turn}"),
-            )
+            ),
         )
         for turn in range(3)
         for n in range(40)
@@ -223,7 +227,9 @@ def test_reward_learns_to_rank_unseen_prompts_and_is_centred(tmp_path):
 @pytest.mark.parametrize("tokens", [40, 300, 100_000])
 @pytest.mark.parametrize(("use_margin", "smoothing"), [(False, 0.0), (True, 0.0), (False, 0.2)])
 def test_reward_gradient_is_that_of_the_pairwise_sum_however_it_is_cut(
-    tokens, use_margin, smoothing
+    tokens,
+    use_margin,
+    smoothing,
 ):
     rows = list(comparisons(5))
     rows = [
@@ -231,7 +237,10 @@ def test_reward_gradient_is_that_of_the_pairwise_sum_however_it_is_cut(
         for i, c in enumerate(rows)
     ]
     stage = reward(
-        micro_batch_tokens=tokens, use_margin=use_margin, label_smoothing=smoothing, centering=0.02
+        micro_batch_tokens=tokens,
+        use_margin=use_margin,
+        label_smoothing=smoothing,
+        centering=0.02,
     )
     learner = LocalLearner(stage.role.parameters(), stage.config.optimizer, 4)
     grabbed = []
@@ -274,7 +283,7 @@ def test_each_response_is_scored_once_and_pairs_find_their_scores():
             *rows,
             Comparison(prompt, a, a, "same", "g"),
             Comparison(prompt, a, b, "tie", "g", tie=True),
-        ]
+        ],
     )
     (only,), skipped = ranking
     assert len(only.sequences) == 3 and only.chosen == (0, 0, 1) and only.rejected == (1, 2, 2)
@@ -285,7 +294,9 @@ def test_evaluation_numbers_by_hand(monkeypatch):
     stage = reward()
     rankings = stage.rankings(comparisons(4))[0]
     monkeypatch.setattr(
-        stage, "scores", lambda rows: [[1.0, 0.0, 0.0, 2.0, 1.0, 1.0] for _ in rows]
+        stage,
+        "scores",
+        lambda rows: [[1.0, 0.0, 0.0, 2.0, 1.0, 1.0] for _ in rows],
     )
     result = stage.evaluate(rankings)
     pairs = [(1.0, 0.0), (0.0, 2.0), (1.0, 1.0)]
@@ -314,7 +325,9 @@ def soft_rankings(stage, leads, monkeypatch):
         for k, p in enumerate(LABELS)
     ]
     monkeypatch.setattr(
-        stage, "scores", lambda some: [[x for lead in leads for x in (lead, 0.0)] for _ in some]
+        stage,
+        "scores",
+        lambda some: [[x for lead in leads for x in (lead, 0.0)] for _ in some],
     )
     return stage.rankings(rows)[0]
 
@@ -327,14 +340,15 @@ def test_labels_that_are_not_sure_are_evaluated_as_such(monkeypatch):
     stage = reward()
     entropy = sum(-p * math.log(p) - (1 - p) * math.log(1 - p) for p in LABELS) / 4
     true = stage.evaluate(
-        soft_rankings(stage, [math.log(p / (1 - p)) for p in LABELS], monkeypatch)
+        soft_rankings(stage, [math.log(p / (1 - p)) for p in LABELS], monkeypatch),
     )
     assert true["loss"] == pytest.approx(entropy) and true["calibration_error"] == pytest.approx(
-        0.0, abs=1e-9
+        0.0,
+        abs=1e-9,
     )
     sure = stage.evaluate(soft_rankings(stage, [6.0] * 4, monkeypatch))
     assert sure["loss"] == pytest.approx(
-        sum(math.log1p(math.exp(-6)) + (1 - p) * 6 for p in LABELS) / 4
+        sum(math.log1p(math.exp(-6)) + (1 - p) * 6 for p in LABELS) / 4,
     )
     assert sure["loss"] > 3 * true["loss"] and sure["calibration_error"] > 0.3
     assert (
@@ -348,7 +362,7 @@ def test_labels_that_are_not_sure_are_evaluated_as_such(monkeypatch):
     wrong = stage.evaluate(soft_rankings(stage, [0.0, -1.0, -1.0, -1.0], monkeypatch))
     assert wrong["accuracy"]["value"] == 0.0
     assert wrong["calibration_error"] == pytest.approx(
-        (3 / (1 + math.exp(-1)) - (0.4 + 0.3 + 0.2)) / 4
+        (3 / (1 + math.exp(-1)) - (0.4 + 0.3 + 0.2)) / 4,
     )
 
 
@@ -448,7 +462,7 @@ def test_quality_apart_from_length_is_less_correlated_with_it_and_knows_the_rest
         found[weight] = summary
     assert all(summary["heldout_accuracy"]["value"] > 0.95 for summary in found.values())
     assert abs(found[1.0]["length_correlation"]["pearson"]) < abs(
-        found[0.0]["length_correlation"]["pearson"]
+        found[0.0]["length_correlation"]["pearson"],
     )
 
 

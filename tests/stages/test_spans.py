@@ -61,7 +61,8 @@ def gathered(**settings):
     with torch.no_grad():
         for parameter in stage.reference.model.parameters():
             parameter += 0.03 * torch.randn(
-                parameter.shape, generator=torch.Generator().manual_seed(parameter.numel())
+                parameter.shape,
+                generator=torch.Generator().manual_seed(parameter.numel()),
             )
     scores = [Score(1.0, steps=((3, 0.25), (6, 0.5))), Score(-2.0, steps=((2, 0.75),))]
     experience = stage.gather([TWO_SPANS, WHOLE], scores, 0)
@@ -98,7 +99,10 @@ def test_the_tokens_of_spans_count():
 
 def test_log_probabilities_kl_rewards_and_advantages_by_hand():
     stage, experience = gathered(
-        kl={"coefficient": 0.3}, gamma=0.9, lam=0.8, whiten_advantages=False
+        kl={"coefficient": 0.3},
+        gamma=0.9,
+        lam=0.8,
+        whiten_advantages=False,
     )
     rows = [
         (by_hand(stage.policy.model, *one), by_hand(stage.reference.model, *one)) for one in BOTH
@@ -124,7 +128,11 @@ def test_log_probabilities_kl_rewards_and_advantages_by_hand():
             assert float(advantages[row, t]) == pytest.approx(running, abs=1e-4)
             assert float(returns[row, t]) == pytest.approx(running + value, abs=1e-4)
     kl = kl_to_reference(
-        stage.policy, stage.reference, [TWO_SPANS, WHOLE], stage.encoder, temperature=1.0
+        stage.policy,
+        stage.reference,
+        [TWO_SPANS, WHOLE],
+        stage.encoder,
+        temperature=1.0,
     )
     assert kl == pytest.approx([float((a - b).sum()) for a, b in rows], abs=1e-4)
 

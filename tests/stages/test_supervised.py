@@ -40,11 +40,14 @@ def trained(folder, targets=TARGETS, progress=None, drawn=None, optimizer=(), pl
 
     role = SimpleNamespace(parameters=lambda: [weight], adapter=None, train_mode=lambda on: None)
     objective = SimpleNamespace(
-        role=role, dropout=False, ranks=ALONE, update=lambda rows: Update(rows, loss)
+        role=role,
+        dropout=False,
+        ranks=ALONE,
+        update=lambda rows: Update(rows, loss),
     )
     run = RunDirectory.open(folder, {})
     saving = SupervisedConfig(
-        **{"checkpoint_every": 4, "optimizer": OptimizerConfig(**settings), **config}
+        **{"checkpoint_every": 4, "optimizer": OptimizerConfig(**settings), **config},
     )
     SupervisedLoop(
         objective=objective,

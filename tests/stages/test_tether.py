@@ -54,7 +54,8 @@ def true_kl(stage, rollouts):
 
 
 @pytest.mark.parametrize(
-    "name", ["ppo", "grpo", "reinforce", "rloo", "reinforce++", "reinforce++_baseline"]
+    "name",
+    ["ppo", "grpo", "reinforce", "rloo", "reinforce++", "reinforce++_baseline"],
 )
 def test_the_unit_of_the_reward_changes_nothing_of_what_a_tethered_policy_learns(name):
     """A reward of shares and the same reward of percentages pull as hard against the same
@@ -68,7 +69,10 @@ def test_the_unit_of_the_reward_changes_nothing_of_what_a_tethered_policy_learns
     for one, other in zip(*gradients, strict=True):
         if one is not None:
             torch.testing.assert_close(
-                one, other, rtol=2e-2, atol=2e-4 * float(other.abs().max()) + 1e-9
+                one,
+                other,
+                rtol=2e-2,
+                atol=2e-4 * float(other.abs().max()) + 1e-9,
             )
 
 
@@ -100,7 +104,7 @@ def test_the_scale_is_that_of_the_first_step_whose_scores_differ():
     _, _, scores = stage.step(PROMPTS, 1)
     values = [s.value for s in scores]
     assert stage.shaping.normalizer == pytest.approx(
-        (statistics.fmean(values), statistics.pstdev(values))
+        (statistics.fmean(values), statistics.pstdev(values)),
     )
     before = stage.shaping.normalizer
     stage.step(PROMPTS, 2)
@@ -119,7 +123,11 @@ def test_every_method_reports_its_kl_by_default(name):
 @pytest.mark.parametrize("number", [0, 1, 2, 3, 5])
 def test_a_report_alone_runs_the_reference_on_a_quarter_of_the_groups(number):
     stage = make(
-        "grpo", Reward(fails=False), prompts_per_step=16, optimizer=STILL, kl={"coefficient": 0.0}
+        "grpo",
+        Reward(fails=False),
+        prompts_per_step=16,
+        optimizer=STILL,
+        kl={"coefficient": 0.0},
     )
     places = reported(stage.config, 64, number)
     assert len(places) == 16 and {p // 4 for p in places} == {
@@ -133,7 +141,8 @@ def test_a_report_alone_runs_the_reference_on_a_quarter_of_the_groups(number):
     metrics, rollouts, _ = stage.step(PROMPTS * 4, number)
     assert sum(asked) == 16
     assert metrics["kl/policy_reference_k1"] == pytest.approx(
-        true_kl(stage, [rollouts[p] for p in places]), abs=2e-4
+        true_kl(stage, [rollouts[p] for p in places]),
+        abs=2e-4,
     )
 
 
@@ -186,7 +195,7 @@ def test_an_adaptive_coefficient_stops_at_its_bound_and_warns_once(caplog):
     for number in range(4):
         rows.append(stage.step(PROMPTS, number)[0])
     assert [row["kl/coefficient"] for row in rows] == pytest.approx(
-        [0.1, 0.08, 0.1 / 1.5, 0.1 / 1.5]
+        [0.1, 0.08, 0.1 / 1.5, 0.1 / 1.5],
     )
     assert caplog.text.count("has reached its bound 0.0667") == 1
     assert stage.summary(rows)["steps_at_kl_bound"] == 2

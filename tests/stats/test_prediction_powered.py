@@ -81,7 +81,10 @@ def drawn(generator, few, many, kind, rate=0.6):
     ],
 )
 def test_intervals_hold_the_truth_and_are_narrower_than_those_of_people_alone(
-    kind, few, many, narrower
+    kind,
+    few,
+    many,
+    narrower,
 ):
     """The machine's own mean is off by 0.05 to 0.3, which no number of its judgments mends."""
     held, widths = 0, np.zeros(2)

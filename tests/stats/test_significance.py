@@ -9,11 +9,12 @@ from tether.stats import Estimate, holm, normal_mean, p_above_zero, without_inte
 
 
 @pytest.mark.parametrize(
-    "p_values", [[0.01, 0.04, 0.03, 0.005], [0.5], [], [0.9, 0.9, 1e-9, 0.02, 0.02]]
+    "p_values",
+    [[0.01, 0.04, 0.03, 0.005], [0.5], [], [0.9, 0.9, 1e-9, 0.02, 0.02]],
 )
 def test_holm_is_that_of_statsmodels(p_values):
     assert holm(p_values) == pytest.approx(
-        np.asarray(multipletests(p_values, method="holm")[1]).tolist() if p_values else []
+        np.asarray(multipletests(p_values, method="holm")[1]).tolist() if p_values else [],
     )
 
 

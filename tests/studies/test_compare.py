@@ -63,7 +63,7 @@ def test_every_arm_learns_from_the_same_ground(finished):
             {
                 read_json(root / "seed-1" / stage / "manifest.json")["model"]["digest"]
                 for stage in stages
-            }
+            },
         )
         == 1
     )
@@ -175,7 +175,7 @@ def test_the_recipe_is_whole():
     ]
     assert {s.steps * s.prompts_per_step * s.samples_per_prompt for s in online} == {768}
     assert {(s.max_new_tokens, s.temperature) for s in (*online, config.section("evaluate"))} == {
-        (48, 0.7)
+        (48, 0.7),
     }
 
 
@@ -204,18 +204,23 @@ def test_ones_own_prompts_judge_and_model(tmp_path):
     (tmp_path / "questions.txt").write_text("".join(f"What is {i} and {i}?\n" for i in range(8)))
     (tmp_path / "others.txt").write_text("".join(f"What comes after {i}?\n" for i in range(4)))
     (tmp_path / "short.py").write_text(
-        "def short(prompts, responses):\n    return [-len(r) for r in responses]\n"
+        "def short(prompts, responses):\n    return [-len(r) for r in responses]\n",
     )
     command = [sys.executable, "-m", "studies.compare", "own.toml", "--seeds", "0"]
     done = subprocess.run(
-        command, cwd=tmp_path, env=AS_A_USER, check=False, capture_output=True, text=True
+        command,
+        cwd=tmp_path,
+        env=AS_A_USER,
+        check=False,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith((tmp_path / "run" / "compare.md").read_text())
     arms = read_json(tmp_path / "run" / "summary.json")["arms"]
     assert set(arms) == {"dpo", "ipo"} and arms["dpo"]["0"]["gold_before"] < 0
     assert {row["prompt"] for row in read_jsonl(tmp_path / "run/seed-0/pairs/answers.jsonl")} >= {
-        "What is 0 and 0?"
+        "What is 0 and 0?",
     }
 
 
@@ -235,7 +240,11 @@ def test_a_signal_ends_the_arm_in_hand_after_its_step(tmp_path, number):
     ]
     command = [sys.executable, "-m", "studies.compare", *words]
     parent = subprocess.Popen(
-        command, env=AS_A_USER, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+        command,
+        env=AS_A_USER,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
     )
     metrics = tmp_path / "run/seed-1/ppo-ppo/metrics.jsonl"
     while not metrics.is_file() and parent.poll() is None:
@@ -247,5 +256,5 @@ def test_a_signal_ends_the_arm_in_hand_after_its_step(tmp_path, number):
     assert 1 <= int(saved.name.removeprefix("step-")) < 30
     subprocess.run(command, env=AS_A_USER, check=True, stdout=subprocess.DEVNULL)
     assert [json.loads(line)["step"] for line in metrics.read_text().splitlines()] == list(
-        range(1, 31)
+        range(1, 31),
     )

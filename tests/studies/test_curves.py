@@ -42,26 +42,29 @@ def test_by_hand():
     # Of the six pairs three hold the fourth sample (-1), two more the second (2), and one is left
     # (1).
     assert best_of_n_estimate(
-        doubles([0.1, 0.5, 0.3, 0.9]), doubles([1.0, 2.0, 0.0, -1.0]), 2
+        doubles([0.1, 0.5, 0.3, 0.9]),
+        doubles([1.0, 2.0, 0.0, -1.0]),
+        2,
     ).item() == pytest.approx(1 / 6)
 
 
 @settings(max_examples=150, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(-2, 2), st.integers(-9, 9)), min_size=1, max_size=8).flatmap(
-        lambda pool: st.tuples(st.just(pool), st.integers(1, len(pool)))
-    )
+        lambda pool: st.tuples(st.just(pool), st.integers(1, len(pool))),
+    ),
 )
 def test_is_the_mean_over_all_subsets_with_ties_shared(case):
     pool, n = case
     proxy, gold = (list(map(float, column)) for column in zip(*pool, strict=True))
     assert best_of_n_estimate(doubles(proxy), doubles(gold), n).item() == pytest.approx(
-        over_all_subsets(proxy, gold, n)
+        over_all_subsets(proxy, gold, n),
     )
 
 
 @pytest.mark.parametrize(
-    ("samples", "n"), [(4096, 1000), (4096, 2), (4096, 4095), (4096, 4096), (1000, 1), (7, 3)]
+    ("samples", "n"),
+    [(4096, 1000), (4096, 2), (4096, 4095), (4096, 4096), (1000, 1), (7, 3)],
 )
 def test_weights_are_exact_binomials_without_overflow(samples, n):
     order = np.random.default_rng(0).permutation(samples)
@@ -83,7 +86,8 @@ def test_many_prompts_are_as_each_alone_and_infinities_have_a_rank():
     together = best_of_n_estimate(proxy, gold, 4)
     for i, j in itertools.product(range(2), range(3)):
         assert together[i, j].item() == pytest.approx(
-            over_all_subsets(proxy[i, j].tolist(), gold[i, j].tolist(), 4), abs=1e-6
+            over_all_subsets(proxy[i, j].tolist(), gold[i, j].tolist(), 4),
+            abs=1e-6,
         )
 
 
@@ -195,7 +199,9 @@ def test_noiseless_curves_give_back_what_made_them(kind, alpha, beta):
     assert (fit.alpha, fit.beta) == pytest.approx((alpha, beta), rel=1e-9)
     assert [fit.gold(kl) for kl in KLS] == pytest.approx(gold, abs=1e-9)
     highest = optimize.minimize_scalar(
-        lambda d: -FORMS[kind](d, alpha, beta), bounds=(1e-3, 400), method="bounded"
+        lambda d: -FORMS[kind](d, alpha, beta),
+        bounds=(1e-3, 400),
+        method="bounded",
     )
     assert fit.peak == pytest.approx(highest.x, rel=1e-4)
     assert fit.peak_error == pytest.approx(0.0, abs=1e-6)
@@ -218,7 +224,8 @@ def test_least_squares_are_numpys_and_errors_are_what_noise_makes_of_them(kind):
             covariance = np.linalg.inv(columns.T @ columns) * squares[0] / (len(d) - 2)
             assert (fit.alpha, fit.beta) == pytest.approx(tuple(solution), rel=1e-9)
             assert fit.covariance == pytest.approx(
-                (covariance[0, 0], covariance[0, 1], covariance[1, 1]), rel=1e-7
+                (covariance[0, 0], covariance[0, 1], covariance[1, 1]),
+                rel=1e-7,
             )
     assert np.mean(errors) == pytest.approx(np.std(peaks), rel=0.15)
 

@@ -86,7 +86,10 @@ def test_it_starts_again_for_free_and_takes_up_a_new_proxy(finished, monkeypatch
 @pytest.mark.slow
 @pytest.mark.parametrize("calls", [0, 2])
 def test_interrupted_at_a_reward_model_or_a_policy_it_ends_with_the_same_numbers(
-    finished, tmp_path, monkeypatch, calls
+    finished,
+    tmp_path,
+    monkeypatch,
+    calls,
 ):
     _, _, summary = finished
     config, run_stage, begun = (
@@ -191,7 +194,7 @@ def test_a_course_without_a_fall_is_not_said_to_fall():
     """
     falls = [course_of(*course([5.0] * 8, noise=1.0, prompts=60, seed=seed)) for seed in range(40)]
     assert abs(np.mean([found["fall"]["value"] for found in falls])) < 3 * 1.0 * math.sqrt(
-        2 / 60 / 40
+        2 / 60 / 40,
     )
     naive = [max(found["gold"]) - found["gold"][-1] for found in falls]
     assert np.mean(naive) > 0.1
@@ -275,12 +278,17 @@ def test_ones_own_comparisons_prompts_judge_and_model(tmp_path):
     (tmp_path / "questions.txt").write_text("".join(f"What is {i} and {i}?\n" for i in range(8)))
     (tmp_path / "others.txt").write_text("".join(f"What comes after {i}?\n" for i in range(4)))
     (tmp_path / "short.py").write_text(
-        "def short(prompts, responses):\n    return [-len(r) for r in responses]\n"
+        "def short(prompts, responses):\n    return [-len(r) for r in responses]\n",
     )
     command = [sys.executable, "-m", "studies.overopt", "own.toml", "--seeds", "0"]
     environment = {**os.environ, "PYTHONPATH": str(Path(study.__file__).parent.parent)}
     done = subprocess.run(
-        command, cwd=tmp_path, env=environment, check=False, capture_output=True, text=True
+        command,
+        cwd=tmp_path,
+        env=environment,
+        check=False,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     proxy = read_json(tmp_path / "run" / "summary.json")["proxies"]["few"]

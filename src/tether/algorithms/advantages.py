@@ -34,7 +34,11 @@ def returns_to_go(rewards: PerToken, mask: TokenMask, gamma: float = 1.0) -> Per
 
 @torch.no_grad()
 def gae(
-    rewards: PerToken, values: PerToken, mask: TokenMask, gamma: float = 1.0, lam: float = 0.95
+    rewards: PerToken,
+    values: PerToken,
+    mask: TokenMask,
+    gamma: float = 1.0,
+    lam: float = 0.95,
 ) -> tuple[PerToken, PerToken]:
     """Estimate advantages as an exponentially weighted sum of temporal-difference errors, and the
     value targets with them.
@@ -58,7 +62,9 @@ def gae(
 
 @torch.no_grad()
 def leave_one_out_baseline(
-    scores: PerResponse, groups: Groups, known: Flags | None = None
+    scores: PerResponse,
+    groups: Groups,
+    known: Flags | None = None,
 ) -> PerResponse:
     """Average, for each response, the scores of the other responses to its prompt: a baseline that
     leaves the gradient unbiased.
@@ -84,7 +90,11 @@ def leave_one_out_baseline(
 
 @torch.no_grad()
 def group_relative(
-    scores: PerResponse, groups: Groups, known: Flags | None = None, *, scale: bool = True
+    scores: PerResponse,
+    groups: Groups,
+    known: Flags | None = None,
+    *,
+    scale: bool = True,
 ) -> PerResponse:
     """Compare each response's score with those of its whole group: GRPO's advantage, one number for
     every token of a response.
@@ -146,13 +156,16 @@ def overlong_penalty(lengths: Num[Tensor, " batch"], max_length: int, buffer: in
     """
     if not 1 <= buffer <= max_length:
         raise ValueError(
-            f"the buffer must lie between 1 and max_length = {max_length}, got {buffer}"
+            f"the buffer must lie between 1 and max_length = {max_length}, got {buffer}",
         )
     return ((max_length - buffer - lengths.to(torch.get_default_dtype())) / buffer).clamp(max=0.0)
 
 
 def running_mean(
-    mean: float, count: int, scores: Sequence[float], window: int
+    mean: float,
+    count: int,
+    scores: Sequence[float],
+    window: int,
 ) -> tuple[float, int]:
     """Move a baseline on by the scores of a step: the mean of all scores so far, and of about the
     last ``window`` later on.
@@ -170,7 +183,8 @@ def running_mean(
     if not scores:
         return mean, count
     return mean + sum(s - mean for s in scores) / (count + len(scores)), min(
-        count + len(scores), window
+        count + len(scores),
+        window,
     )
 
 
@@ -192,7 +206,9 @@ def _group_extremes(values: Tensor, groups: Tensor, reduce: str) -> Tensor:
 def _group_sums(values: Tensor, groups: Tensor) -> Tensor:
     """The sum of its group's values, for each of them."""
     return values.new_zeros(int(groups.max()) + 1 if len(groups) else 0).index_add(
-        0, groups, values
+        0,
+        groups,
+        values,
     )[groups]
 
 

@@ -79,7 +79,9 @@ def kl_policy_reference_k3(logprobs: Values, reference_logprobs: Values) -> Valu
 
 
 def kl_policy_reference_k3_corrected(
-    logprobs: Values, old_logprobs: Values, reference_logprobs: Values
+    logprobs: Values,
+    old_logprobs: Values,
+    reference_logprobs: Values,
 ) -> Values:
     """Estimate KL(policy || reference) per token by k3 under the ratio to the policy that sampled:
     right in both.
@@ -111,7 +113,7 @@ def kl_target_reached(observed: float, target: float) -> bool:
     """
     if not target > 0 or math.isnan(observed):
         raise ValueError(
-            f"KL target {target} must be positive, and the observed KL a number, got {observed}"
+            f"KL target {target} must be positive, and the observed KL a number, got {observed}",
         )
     return observed > target
 
@@ -141,14 +143,14 @@ def adapt_kl_coefficient(
     """
     if not (target > 0 and horizon > 0):
         raise ValueError(
-            f"KL target and horizon must be positive, got target {target} and horizon {horizon}"
+            f"KL target and horizon must be positive, got target {target} and horizon {horizon}",
         )
     if math.isnan(observed):
         raise ValueError("the observed KL is NaN; the coefficient cannot follow it")
     if MAX_KL_ERROR * num_episodes >= horizon:
         raise ValueError(
             f"{num_episodes} episodes a step against a KL horizon of {horizon}; use a horizon "
-            f"above {num_episodes / 5}"
+            f"above {num_episodes / 5}",
         )
     error = min(max(observed / target - 1.0, -MAX_KL_ERROR), MAX_KL_ERROR)
     moved = coefficient * (1.0 + error * num_episodes / horizon)

@@ -50,19 +50,26 @@ def token_logprobs(
         raise ValueError(
             f"hidden {tuple(hidden.shape)}, weight {tuple(weight.shape)} and targets "
             f"{tuple(targets.shape)} do not fit; "
-            "expected (tokens, dim), (vocab, dim) and (tokens,)"
+            "expected (tokens, dim), (vocab, dim) and (tokens,)",
         )
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ValueError(f"bias {tuple(bias.shape)} does not fit weight {tuple(weight.shape)}")
     if not temperature > 0 or chunk_size < 1 or (softcap is not None and not softcap > 0):
         raise ValueError(
             f"temperature {temperature}, softcap {softcap} and chunk_size "
-            f"{chunk_size} must be positive"
+            f"{chunk_size} must be positive",
         )
     trained = weight.requires_grad or (bias is not None and bias.requires_grad)
     slopes = torch.is_grad_enabled() and hidden.requires_grad and not trained and softcap is None
     return _TokenLogprobs.apply(
-        hidden, weight, bias, targets, temperature, softcap, chunk_size, slopes
+        hidden,
+        weight,
+        bias,
+        targets,
+        temperature,
+        softcap,
+        chunk_size,
+        slopes,
     )
 
 
@@ -169,11 +176,13 @@ class _TokenLogprobs(torch.autograd.Function):
                             1,
                             targets[strip, None],
                             torch.full_like(total, 1.0 / temperature)[:, None],
-                        )
+                        ),
                     )
             if slope is not None:
                 torch.mm(
-                    logits.product[: chunk.stop - chunk.start], logits.weight, out=slope[chunk]
+                    logits.product[: chunk.stop - chunk.start],
+                    logits.weight,
+                    out=slope[chunk],
                 )
         ctx.save_for_backward(hidden, weight, bias, targets, normalizer, entropy, slope)
         ctx.settings = (temperature, softcap, chunk_size)
@@ -223,7 +232,8 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 def _softcap_slope(
-    scaled: Tensor, settings: tuple[float, float | None, int]
+    scaled: Tensor,
+    settings: tuple[float, float | None, int],
 ) -> Tensor | float | None:
     """``∂z / ∂(W h + b)``: ``c'(x) / T`` with ``c'(x) = 1 − tanh²(x / cap)``, where ``tanh(x / cap)
     = z T / cap``.

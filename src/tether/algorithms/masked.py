@@ -31,7 +31,7 @@ def check_same_shape(**tensors: Tensor | float | None) -> None:
     if len(set(shapes.values())) > 1:
         raise ValueError(
             "expected equal shapes, got "
-            f"{', '.join(f'{name} {shape}' for name, shape in shapes.items())}"
+            f"{', '.join(f'{name} {shape}' for name, shape in shapes.items())}",
         )
 
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 
 def weighted(
-    scores: Float[Tensor, "objectives responses"], weights: Float[Tensor, " objectives"]
+    scores: Float[Tensor, "objectives responses"],
+    weights: Float[Tensor, " objectives"],
 ) -> Float[Tensor, " responses"]:
     """Add the objectives' scores of each response, each times its weight: linear scalarisation.
 
@@ -48,7 +49,7 @@ def lagrangian(
     if len(constrained) != len(multipliers) or bool((multipliers < 0).any()):
         raise ValueError(
             f"one multiplier from 0 for each of {len(constrained)} constraints, got "
-            f"{multipliers.tolist()}"
+            f"{multipliers.tolist()}",
         )
     return (reward + multipliers @ constrained) / (1 + multipliers.sum())
 
@@ -73,6 +74,6 @@ def dual_update(multiplier: float, violation: float, rate: float) -> float:
     if not (multiplier >= 0 and rate > 0 and math.isfinite(violation)):
         raise ValueError(
             "a multiplier from 0, a rate above 0 and a finite violation, got "
-            f"{multiplier}, {rate} and {violation}"
+            f"{multiplier}, {rate} and {violation}",
         )
     return max(0.0, multiplier + rate * violation)

@@ -114,7 +114,11 @@ def ppo_clip_loss(
     if dual_clip is not None:
         losses = torch.where(advantages < 0, torch.minimum(losses, -advantages * dual_clip), losses)
     return losses.sum() / denominator, _diagnosed(
-        ratio, log_ratio, losses != unclipped, mask, denominator
+        ratio,
+        log_ratio,
+        losses != unclipped,
+        mask,
+        denominator,
     )
 
 
@@ -150,7 +154,12 @@ def cispo_loss(
 
 @torch.no_grad()
 def importance_weights(
-    logprobs: Values, rollout_logprobs: Values, mask: Mask, *, cap: float, truncate: bool = True
+    logprobs: Values,
+    rollout_logprobs: Values,
+    mask: Mask,
+    *,
+    cap: float,
+    truncate: bool = True,
 ) -> Values:
     """Weigh tokens by the learner's probability relative to the engine that drew them. Numerics or
     weights of the two may differ.
@@ -244,7 +253,11 @@ def _log_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _diagnosed(
-    ratio: Tensor, log_ratio: Tensor, clipped: Tensor, mask: Tensor, denominator: Denominator
+    ratio: Tensor,
+    log_ratio: Tensor,
+    clipped: Tensor,
+    mask: Tensor,
+    denominator: Denominator,
 ) -> PolicyDiagnostics:
     return PolicyDiagnostics(
         clip_fraction=(clipped & mask).to(ratio.dtype).sum() / denominator,

@@ -54,7 +54,10 @@ def bradley_terry_loss(
 
 
 def centering_penalty(
-    chosen_scores: Values, rejected_scores: Values, *, denominator: Denominator
+    chosen_scores: Values,
+    rejected_scores: Values,
+    *,
+    denominator: Denominator,
 ) -> Scalar:
     """Penalize a reward model for scores whose sum drifts from zero, a direction Bradley-Terry
     leaves free.
@@ -71,7 +74,9 @@ def centering_penalty(
 
 
 def length_disentangling_loss(
-    quality: PerResponse, of_length: PerResponse, lengths: PerResponse
+    quality: PerResponse,
+    of_length: PerResponse,
+    lengths: PerResponse,
 ) -> Scalar:
     """Penalize the correlation of the score of quality with length, and reward that of the score of
     length.
@@ -132,7 +137,7 @@ def dpo_loss(
         _log_ratio_difference(chosen_log_ratios, rejected_log_ratios, beta, label_smoothing) * beta
     )
     losses = -(1.0 - label_smoothing) * logsigmoid(difference) - label_smoothing * logsigmoid(
-        -difference
+        -difference,
     )
     return _total(losses, weights, denominator)
 
@@ -160,7 +165,7 @@ def robust_dpo_loss(
         _log_ratio_difference(chosen_log_ratios, rejected_log_ratios, beta, label_smoothing) * beta
     )
     losses = -(1.0 - label_smoothing) * logsigmoid(difference) + label_smoothing * logsigmoid(
-        -difference
+        -difference,
     )
     return _total(losses, weights, denominator) / (1.0 - 2.0 * label_smoothing)
 
@@ -262,7 +267,9 @@ def simpo_loss(
     check_same_shape(chosen_logprobs=chosen_logprobs, rejected_logprobs=rejected_logprobs)
     _check_beta(beta)
     return _total(
-        -logsigmoid(beta * (chosen_logprobs - rejected_logprobs) - margin), weights, denominator
+        -logsigmoid(beta * (chosen_logprobs - rejected_logprobs) - margin),
+        weights,
+        denominator,
     )
 
 
@@ -287,14 +294,17 @@ def _total(losses: Tensor, weights: Tensor | None, denominator: Denominator) -> 
 
 
 def _log_ratio_difference(
-    chosen: Tensor, rejected: Tensor, beta: float, label_smoothing: float
+    chosen: Tensor,
+    rejected: Tensor,
+    beta: float,
+    label_smoothing: float,
 ) -> Tensor:
     check_same_shape(chosen_log_ratios=chosen, rejected_log_ratios=rejected)
     _check_beta(beta)
     if not 0.0 <= label_smoothing < 0.5:
         raise ValueError(
             f"label_smoothing must lie in [0, 0.5), got {label_smoothing}: at 0.5 "
-            "labels say nothing"
+            "labels say nothing",
         )
     return chosen - rejected
 

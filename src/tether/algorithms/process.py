@@ -62,7 +62,9 @@ def right_probabilities(logits: Float[Tensor, "steps *classes"]) -> Float[Tensor
 
 
 def aggregate_steps(
-    probabilities: PerStep, known: KnownSteps, how: Literal["min", "product", "last"] = "min"
+    probabilities: PerStep,
+    known: KnownSteps,
+    how: Literal["min", "product", "last"] = "min",
 ) -> Float[Tensor, " batch"]:
     """Put the probabilities of a solution's steps together to one score.
 

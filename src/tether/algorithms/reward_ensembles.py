@@ -33,7 +33,7 @@ def combine_members(
     if not len(scores) or uncertainty_weight < 0:
         raise ValueError(
             f"at least one member and a weight from 0, got {len(scores)} members and "
-            f"{uncertainty_weight}"
+            f"{uncertainty_weight}",
         )
     if how == "worst":
         return scores.amin(0)

@@ -77,7 +77,8 @@ class TokenBatch:
         for part in (prompt, answer):
             seen &= (part[:, None, :] == 0) | (part[:, :, None] == part[:, None, :])
         return (torch.ones(time, time, dtype=torch.bool, device=document.device).tril() & seen)[
-            :, None
+            :,
+            None,
         ]
 
     def scatter(self, values: Tensor) -> Tensor:

@@ -77,7 +77,9 @@ def read_answers(
 
 
 def _answers(
-    row: Row, prompts: Mapping[str, Conversation | None], origin: Facts
+    row: Row,
+    prompts: Mapping[str, Conversation | None],
+    origin: Facts,
 ) -> Iterator[Answer]:
     has_prompt = any(not missing(row.get(name)) for name in PROMPTS)
     question = (
@@ -85,7 +87,7 @@ def _answers(
     )
     if question is None:
         raise DataError(
-            f"ambiguous prompt: several rows of --prompts have the id {row['id']!r:.40}"
+            f"ambiguous prompt: several rows of --prompts have the id {row['id']!r:.40}",
         )
     if not question:
         raise DataError("no prompt in the row, and its id is of none in --prompts")
@@ -102,7 +104,7 @@ def _answers(
         *([single] if single else []),
     }
     rest = json_safe(
-        {name: value for name, value in row.items() if name not in used and value is not None}
+        {name: value for name, value in row.items() if name not in used and value is not None},
     )
     common = {**origin, **{name: row[name] for name in _ORIGIN if not missing(row.get(name))}}
     if missing(row.get("responses")):
@@ -120,7 +122,7 @@ def _answers(
     }
     if uneven := [field for field, values in lists.items() if len(values) != len(texts)]:
         raise DataError(
-            f"uneven lists: {len(texts)} responses but {len(lists[uneven[0]])} of {uneven[0]}"
+            f"uneven lists: {len(texts)} responses but {len(lists[uneven[0]])} of {uneven[0]}",
         )
     # A model may say nothing, and nobody is asked about that.
     places = [
@@ -157,7 +159,7 @@ def _answer(
         if name is None:
             raise DataError(
                 f"no answer: a response has none of {', '.join(RESPONSES)}, text, "
-                "content or messages"
+                "content or messages",
             )
         origin = {**origin, **{key: answer[key] for key in _ORIGIN if not missing(answer.get(key))}}
         rest = {
@@ -223,7 +225,7 @@ def ask_pairs(store: Store, config: PairsConfig, *, round: str = "", priority: f
             text = "\n\n".join(turn["content"] for turn in row.messages)
             members = tuple(row.details.get("members") or ())
             responses[row.prompt_id].append(
-                Response(row.id, text, row.score, row.spread, members=members)
+                Response(row.id, text, row.score, row.spread, members=members),
             )
     several = {prompt: some for prompt, some in sorted(responses.items()) if len(some) > 1}
     chosen = choose_pairs(several, config, asked=before)

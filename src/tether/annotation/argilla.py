@@ -60,14 +60,15 @@ def _read_task(row: Facts, fields: Sequence[str] = ()) -> task_json.ReadCase:
         rest = {name: value for name, value in metadata.items() if value is not None}
         task = (replace(case, details={"metadata": {**case.details["metadata"], **rest}}),)
     question = next(
-        (name for name, given in responses.items() if any(_tells(a, names) for a in given)), ""
+        (name for name, given in responses.items() if any(_tells(a, names) for a in given)),
+        "",
     )
     if not question and any(
         not _is_withdrawn(answer) for given in responses.values() for answer in given
     ):
         raise DataError(
             f"no verdict: none of the questions {', '.join(responses)} names or ranks "
-            f"{names[0]} and {names[1]}"
+            f"{names[0]} and {names[1]}",
         )
     notes = {_user_id(opinion): opinion for opinion in task[-1].opinions}
     strengths = {
@@ -82,7 +83,7 @@ def _read_task(row: Facts, fields: Sequence[str] = ()) -> task_json.ReadCase:
         if choice is None:
             raise DataError(
                 f"unreadable verdict: {answer.get('value')!r:.60} neither names nor "
-                f"ranks {names[0]} and {names[1]}"
+                f"ranks {names[0]} and {names[1]}",
             )
         note = notes.get(user) or Opinion(choice, annotator=user, left="first")
         return replace(note, choice=choice, strength=strengths.get(user))
@@ -92,7 +93,10 @@ def _read_task(row: Facts, fields: Sequence[str] = ()) -> task_json.ReadCase:
         for answer in responses.get(question, ())
     ]
     return task_json.judged_case(
-        task, judged, read, {"id": str(row["id"])} if row.get("id") else {}
+        task,
+        judged,
+        read,
+        {"id": str(row["id"])} if row.get("id") else {},
     )
 
 
@@ -183,7 +187,7 @@ def _of_columns(row: Facts, name: str) -> list[Json]:
     if not len(given) == len(users) == len(status):
         raise DataError(
             f"uneven columns: {name} has {len(given)} responses, {len(users)} users "
-            f"and {len(status)} statuses"
+            f"and {len(status)} statuses",
         )
     columns = zip(given, users, status, strict=True)
     return [{"value": value, "user_id": user, "status": how} for value, user, how in columns]
@@ -235,7 +239,7 @@ def _write_task(case: Case, label: Comparison, store: str) -> Json:
         "id": str(case.details.get("id") or case.item),
         "fields": dict(zip(("prompt", *NAMES), task_json.shown_texts(shown), strict=True)),
         "metadata": {
-            "tether": json.dumps(task_json.packed_case(case, label, store), ensure_ascii=False)
+            "tether": json.dumps(task_json.packed_case(case, label, store), ensure_ascii=False),
         },
         "suggestions": {"preference": suggestion} if case.opinions else {},
         "responses": {

@@ -36,7 +36,7 @@ def database_url(url: str | Path) -> URL:
     except (SQLAlchemyError, ValueError):  # the text may hold a password
         raise ConfigError(
             f"{str(url).partition('://')[0]}://…: this is no database's URL. Write "
-            "scheme://host/name"
+            "scheme://host/name",
         ) from None
     address = given or URL.create("sqlite", database=str(url))
     if address.get_backend_name() == "sqlite" and address.database:
@@ -48,7 +48,7 @@ def _check_ours(names: Collection[str], url: URL) -> None:
     if names and not {"schema_version", "judgments"} <= set(names):
         some = ", ".join(sorted(names)[:3])
         raise ConfigError(
-            f"{shown(url)} is no preference store: it has other tables ({some}). Give another place"
+            f"{shown(url)} is no preference store: it has other tables ({some}). Give another place",
         )
 
 
@@ -69,7 +69,7 @@ def engine_of(url: URL) -> Engine:
             [
                 name
                 for (name,) in connection.execute(
-                    "SELECT name FROM sqlite_master WHERE type = 'table'"
+                    "SELECT name FROM sqlite_master WHERE type = 'table'",
                 )
             ],
             url,
@@ -85,7 +85,9 @@ def engine_of(url: URL) -> Engine:
             connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
         except OperationalError as error:
             raise OperationalError(
-                "BEGIN", None, sqlite3.OperationalError(f"{shown(url)}: {error.orig}")
+                "BEGIN",
+                None,
+                sqlite3.OperationalError(f"{shown(url)}: {error.orig}"),
             ) from error
 
     return engine
@@ -124,12 +126,13 @@ def make_tables(connection: Connection, url: URL) -> str:
         whose = "a newer" if version > SCHEMA else "an older"
         raise ConfigError(
             f"{shown(url)} was written by {whose} tether (schema {version}, here "
-            f"{SCHEMA}). Open it with that one"
+            f"{SCHEMA}). Open it with that one",
         )
     if version is None:
         SQLModel.metadata.create_all(connection)
         connection.execute(
-            text("INSERT INTO schema_version VALUES (:version)"), {"version": SCHEMA}
+            text("INSERT INTO schema_version VALUES (:version)"),
+            {"version": SCHEMA},
         )
         connection.execute(text("INSERT INTO store_id VALUES (:id)"), {"id": secrets.token_hex(8)})
     return connection.execute(text("SELECT id FROM store_id")).scalar_one()
@@ -140,5 +143,5 @@ def shown(url: URL) -> str:
     if url.get_backend_name() == "sqlite":
         return str(url.database)
     return url.difference_update_query(
-        [name for name in url.query if "pass" in name.lower()]
+        [name for name in url.query if "pass" in name.lower()],
     ).render_as_string()

@@ -93,7 +93,10 @@ def ordered(case: Case) -> Case:
 
 
 def opinion_of(
-    judgment: JudgmentRow, lease: AssignmentRow, person: AnnotatorRow, names: bool
+    judgment: JudgmentRow,
+    lease: AssignmentRow,
+    person: AnnotatorRow,
+    names: bool,
 ) -> Opinion:
     """The opinion that three rows hold, without its comment."""
     choice: Any = judgment.choice
@@ -112,7 +115,11 @@ def opinion_of(
 
 
 def cases(
-    store: Store, *, states: Sequence[str] = FINISHED, round: str | None = None, names: bool = False
+    store: Store,
+    *,
+    states: Sequence[str] = FINISHED,
+    round: str | None = None,
+    names: bool = False,
 ) -> Iterator[Case]:
     """The tasks of these states with their answers and live judgments, in order; gold questions are
     left out.
@@ -129,7 +136,7 @@ def _cases(store: Store, round: str | None, names: bool, *which: object) -> Iter
         while rows := session.execute(query.where(TaskRow.id > last)).all():
             opinions: dict[int, list[Opinion]] = defaultdict(list)
             judged = JUDGED.where(JudgmentRow.task_id.in_([row[0].id for row in rows])).order_by(
-                JudgmentRow.id
+                JudgmentRow.id,
             )
             for judgment, lease, person in session.execute(judged):
                 opinions[judgment.task_id].append(opinion_of(judgment, lease, person, names))
@@ -158,7 +165,9 @@ class Which(TypedDict, total=False):
 
 
 def comparisons(
-    store: Store, how: How = "majority", **which: Unpack[Which]
+    store: Store,
+    how: How = "majority",
+    **which: Unpack[Which],
 ) -> Iterator[Comparison]:
     """The comparisons that a store teaches: one for every pair that was judged by as many people as
     asked.
@@ -183,7 +192,11 @@ def comparisons(
 
 
 def labelled(
-    store: Store, how: How, *, below: float = math.inf, **which: Unpack[Which]
+    store: Store,
+    how: How,
+    *,
+    below: float = math.inf,
+    **which: Unpack[Which],
 ) -> Iterator[tuple[Case, Comparison]]:
     """As `comparisons`, each with its case, and cases without judgments as ties. `below`: less sure
     ones only.
@@ -202,7 +215,10 @@ def labelled(
     learned = {label.item: label for label in fit}
     states = ("open", "expert", *FINISHED) if which.get("unfinished") else FINISHED
     for case in cases(
-        store, states=states, round=which.get("round"), names=which.get("names", False)
+        store,
+        states=states,
+        round=which.get("round"),
+        names=which.get("names", False),
     ):
         label = learned.get(case.item)
         if not case.opinions or which.get("least", 0.0) <= sureness(case, label) < below:
@@ -245,7 +261,7 @@ def comparison_of(case: Case, how: How = "majority", label: Label | None = None)
         chosen=chosen.response,
         rejected=rejected.response,
         id=str(
-            case.details.get("id") or "-".join(sorted(side.id[:12] for side in (chosen, rejected)))
+            case.details.get("id") or "-".join(sorted(side.id[:12] for side in (chosen, rejected))),
         ),
         group=chosen.group,
         margin=None if tie else _margin(counted, sign),
@@ -306,17 +322,19 @@ def votes(
     the experts' votes.
     """
     query = JUDGED.add_columns(TaskRow, PromptRow.details).join(
-        TaskRow, TaskRow.id == JudgmentRow.task_id
+        TaskRow,
+        TaskRow.id == JudgmentRow.task_id,
     )
     query = query.join(PromptRow, PromptRow.id == TaskRow.prompt_id).order_by(
-        TaskRow.id, JudgmentRow.id
+        TaskRow.id,
+        JudgmentRow.id,
     )
     query = query if round is None else query.where(TaskRow.round == round)
     query = query if gold else query.where(TaskRow.known.is_(None))
     query = query if experts else query.where(AssignmentRow.role == "annotator")
     with store.reading() as session:  # not by `cases`: the texts would cost two thirds more
         for judgment, lease, person, task, details in session.execute(
-            query.execution_options(yield_per=CHUNK)
+            query.execution_options(yield_per=CHUNK),
         ):
             opinion = opinion_of(judgment, lease, person, names)
             opinion = opinion.placed(FLIPPED) if task.first_id > task.second_id else opinion
@@ -349,7 +367,8 @@ def gold_answers(store: Store) -> dict[str, str]:
     Of a question that was flagged it is the expert's choice; one that waits for an expert has none.
     """
     golden = map(
-        ordered, _cases(store, None, False, TaskRow.known.is_not(None), TaskRow.state != "expert")
+        ordered,
+        _cases(store, None, False, TaskRow.known.is_not(None), TaskRow.state != "expert"),
     )
     return {case.item: case.settled.choice if case.settled else str(case.known) for case in golden}
 
@@ -383,7 +402,9 @@ def workload(store: Store) -> list[Worker]:
 
 
 def workers(
-    people: Iterable[AnnotatorRow], cast: Sequence[Vote], gold: Mapping[str, str]
+    people: Iterable[AnnotatorRow],
+    cast: Sequence[Vote],
+    gold: Mapping[str, str],
 ) -> list[Worker]:
     """Everybody, from all votes, by name, and the known answers."""
     by_person = defaultdict(list)

@@ -48,7 +48,7 @@ def export_labels(
     """
     if target not in get_args(Target):
         raise ConfigError(
-            f"comparisons are exported as {', '.join(get_args(Target))}, not as {target!r}"
+            f"comparisons are exported as {', '.join(get_args(Target))}, not as {target!r}",
         )
     cases = labelled(store, how, **which)
     bridge = BRIDGES.get(target)
@@ -99,12 +99,13 @@ def _parquet(rows: Iterable[Json], path: Path) -> int:
         turn["tool_calls"] = json.dumps(turn["tool_calls"], ensure_ascii=False)
     turns = pa.list_(
         pa.struct(
-            dict.fromkeys(("role", "content", *(("tool_calls",) if calling else ())), pa.string())
-        )
+            dict.fromkeys(("role", "content", *(("tool_calls",) if calling else ())), pa.string()),
+        ),
     )
     vote = dict.fromkeys(("annotator", "choice", "ratings", "left", "role", "store"), pa.string())
     vote |= dict.fromkeys(("preference", "seconds", "at"), pa.float64()) | dict.fromkeys(
-        ("strength", "guidelines"), pa.int64()
+        ("strength", "guidelines"),
+        pa.int64(),
     )
     fixed = {
         "id": pa.string(),

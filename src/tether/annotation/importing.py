@@ -92,24 +92,24 @@ def read_cases(
         if layout == "answers":
             raise DataError(
                 f"{file} holds answers and no comparisons of them. Import it by "
-                "itself with --format answers"
+                "itself with --format answers",
             )
         bridge = BRIDGES.get(layout)
         case = partial(case_of, labels=labels, gold=gold)
         if fields and bridge is None:
             raise DataError(
                 f"{file}: fields are named for tasks of Label Studio or Argilla, and "
-                "this file is neither"
+                "this file is neither",
             )
         if bridge and columns:
             raise DataError(
                 f"{file}: columns are named for comparisons, and this file holds "
-                "tasks, whose fields are named"
+                "tasks, whose fields are named",
             )
         if bridge and (labels or gold):
             raise DataError(
                 f"{file}: tasks of Label Studio and Argilla have people's judgments "
-                "and no label of their own"
+                "and no label of their own",
             )
         if (
             bridge
@@ -185,7 +185,7 @@ def import_cases(
         with store.transaction() as session:
             wanted = {(case.pair, case.round) for case in part}
             candidates = session.scalars(
-                select(TaskRow).where(TaskRow.pair.in_({pair for pair, _ in wanted}))
+                select(TaskRow).where(TaskRow.pair.in_({pair for pair, _ in wanted})),
             )
             by_pair = {
                 key: task for task in candidates if (key := (task.pair, task.round)) in wanted
@@ -296,7 +296,8 @@ def _later(
     Decisions of experts stay.
     """
     before = select(JudgmentRow).where(
-        LIVE, JudgmentRow.assignment_id.in_([lease.id for lease in leases.values()])
+        LIVE,
+        JudgmentRow.assignment_id.in_([lease.id for lease in leases.values()]),
     )
     judged = {(row.task_id, row.annotator_id): row for row in session.scalars(before)}
     later: list[TaskRow] = []
@@ -324,7 +325,7 @@ def _name(prefix: str, name: str) -> str:
         full = f"{full[:66]}… {digest(full)[:12]}"
     if not full:
         raise StoreError(
-            "an annotator in this file has no name. Give --prefix, which goes before every name"
+            "an annotator in this file has no name. Give --prefix, which goes before every name",
         )
     return full
 

@@ -135,7 +135,7 @@ def _task_of(row: Facts, fields: Sequence[str]) -> Json:
         "result": [
             {"from_name": name, "type": kind, "value": value_of[name]}
             for name, kind in results.items()
-        ]
+        ],
     }
     annotation |= {name: row.get(name) for name in ("created_at", "updated_at", "lead_time")}
     cancelled = str(row.get("was_cancelled") or "").lower() in ("true", "1")
@@ -166,7 +166,8 @@ def _kind_of(value: object) -> str:
     """The type of a question's results, as their keys tell it; empty for other values."""
     first = value[0] if isinstance(value, list) and value else value
     return next(
-        (kind for key, kind in _KINDS.items() if isinstance(first, Mapping) and key in first), ""
+        (kind for key, kind in _KINDS.items() if isinstance(first, Mapping) and key in first),
+        "",
     )
 
 
@@ -183,7 +184,8 @@ def _last_change(annotation: Facts) -> float:
     """The time of the last change; annotations without a time keep their order, before the others."""
     with suppress(DataError):
         return task_json.moment(
-            annotation.get("updated_at") or annotation.get("created_at"), "created_at"
+            annotation.get("updated_at") or annotation.get("created_at"),
+            "created_at",
         )
     return 0.0
 
@@ -214,12 +216,12 @@ def _opinion(annotation: Facts, notes: Mapping[str, Opinion], names: Sequence[st
         for r in _results(annotation)
     ]
     choices: list[Choice] = [
-        *{choice for kind, value in results for choice in _choices(kind, value, names)}
+        *{choice for kind, value in results for choice in _choices(kind, value, names)},
     ]
     if not choices:
         raise DataError(
             "no verdict: an annotation has neither a pairwise selection nor a choice "
-            "that names an answer or a tie"
+            "that names an answer or a tie",
         )
     if len(choices) > 1:
         raise DataError(f"several verdicts: one annotation says {' and '.join(sorted(choices))}")
@@ -255,7 +257,8 @@ def _of_user(
     seconds = number(annotation.get("lead_time") or 0, "lead_time")
     if (noted := _noted(annotation)) is None:
         at = task_json.moment(
-            annotation.get("updated_at") or annotation.get("created_at"), "created_at"
+            annotation.get("updated_at") or annotation.get("created_at"),
+            "created_at",
         )
         return Opinion(
             choice,
@@ -313,7 +316,7 @@ def _rankings(
     column, answers = ranked
     if len(answers) > MOST:
         raise DataError(
-            f"too many answers: column {column} lists {len(answers)}, of at most {MOST}"
+            f"too many answers: column {column} lists {len(answers)}, of at most {MOST}",
         )
     if len(answers) < len(data[column]):
         raise DataError(f"equal ids: two answers in column {column} have the same one")
@@ -323,7 +326,8 @@ def _rankings(
     rest = {name: value for name, value in data.items() if name != column}
     for pair in combinations(answers, 2):
         case = task_json.foreign_case(
-            {**rest, **{name: answers[name] for name in pair}}, (prompt, *pair)
+            {**rest, **{name: answers[name] for name in pair}},
+            (prompt, *pair),
         )
         of_pair = [
             one for one in judged if one.withdrawn or {*pair} <= _ranked_ids(one.said, {*pair})
@@ -347,7 +351,9 @@ def _ranked_ids(annotation: Facts, pair: set[str]) -> set[str]:
 def _of_ranking(annotation: Facts, pair: tuple[str, str]) -> Opinion:
     order = _order(annotation)
     return _of_user(
-        annotation, "first" if order.index(pair[0]) < order.index(pair[1]) else "second", None
+        annotation,
+        "first" if order.index(pair[0]) < order.index(pair[1]) else "second",
+        None,
     )
 
 
@@ -371,7 +377,7 @@ def _order(annotation: Facts) -> list[str]:
     )
     if len(lists) != 1:
         raise DataError(
-            "no verdict: answers are sorted into several lists, whose order a ranking does not have"
+            "no verdict: answers are sorted into several lists, whose order a ranking does not have",
         )
     return [as_text(one, "ranker") for one in sequence(lists[0], "ranker")]
 
@@ -392,7 +398,7 @@ def _write_task(case: Case, label: Comparison, store: str) -> Json:
     """
     shown = task_json.shown_case(case, TOOL)
     data: Json = dict(
-        zip(("prompt", "answer1", "answer2"), task_json.shown_texts(shown), strict=True)
+        zip(("prompt", "answer1", "answer2"), task_json.shown_texts(shown), strict=True),
     )
     annotations = [
         {"result": _result(opinion), "lead_time": opinion.seconds} for opinion in shown.opinions

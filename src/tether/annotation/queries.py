@@ -32,7 +32,8 @@ LIVE = JudgmentRow.withdrawn.is_(None)
 OPEN = FlagRow.resolved.is_(None)
 TASKS = select(TaskRow, PromptRow, _FIRST, _SECOND).select_from(TaskRow).join(PromptRow)
 TASKS = TASKS.join(_FIRST, _FIRST.id == TaskRow.first_id).join(
-    _SECOND, _SECOND.id == TaskRow.second_id
+    _SECOND,
+    _SECOND.id == TaskRow.second_id,
 )
 """Tasks, each with its prompt and its two answers."""
 JUDGED = (
@@ -58,7 +59,8 @@ _PLACES = (
     select(AssignmentRow.role, AssignmentRow.counted, JudgmentRow.choice)
     .outerjoin(JudgmentRow, and_(JudgmentRow.assignment_id == AssignmentRow.id, LIVE))
     .where(
-        AssignmentRow.task_id == bindparam("task"), AssignmentRow.state.in_(("leased", "judged"))
+        AssignmentRow.task_id == bindparam("task"),
+        AssignmentRow.state.in_(("leased", "judged")),
     )
 )
 
@@ -72,8 +74,8 @@ def states(session: Session, *only: object) -> dict[str, int]:
     """The numbers of these tasks by state."""
     numbers = dict(
         session.execute(
-            select(TaskRow.state, func.count()).where(*only).group_by(TaskRow.state)
-        ).all()
+            select(TaskRow.state, func.count()).where(*only).group_by(TaskRow.state),
+        ).all(),
     )
     return {state: numbers.get(state, 0) for state in TaskRow.STATES}
 
@@ -82,7 +84,9 @@ def counts(session: Session) -> dict[str, int]:
     """Everything that is counted of a store: see `Store.counts`."""
     skipped = exists().where(AssignmentRow.task_id == TaskRow.id, AssignmentRow.state == "skipped")
     able = exists().where(
-        AnnotatorRow.role == "annotator", AnnotatorRow.disabled.is_(False), ~had_by(AnnotatorRow.id)
+        AnnotatorRow.role == "annotator",
+        AnnotatorRow.disabled.is_(False),
+        ~had_by(AnnotatorRow.id),
     )
     ours = TaskRow.known.is_(None)
     places = select(func.sum(TaskRow.needed - TaskRow.judged)).where(TaskRow.state == "open", ours)
@@ -92,7 +96,11 @@ def counts(session: Session) -> dict[str, int]:
         "tasks": count(session, TaskRow, ours),
         **{f"tasks_{state}": number for state, number in states(session, ours).items()},
         "tasks_that_nobody_can_take": count(
-            session, TaskRow, text(Where.WANTED), skipped, ~able.correlate(TaskRow)
+            session,
+            TaskRow,
+            text(Where.WANTED),
+            skipped,
+            ~able.correlate(TaskRow),
         ),
         "gold_questions": count(session, TaskRow, ~ours),
         "judgments": count(session, JudgmentRow, LIVE),
@@ -111,7 +119,8 @@ def had_by(annotator: object = ANYBODY) -> Any:
     """
     other = aliased(TaskRow)
     given = exists().where(
-        AssignmentRow.annotator_id == annotator, AssignmentRow.state != "expired"
+        AssignmentRow.annotator_id == annotator,
+        AssignmentRow.state != "expired",
     )
     given = given.where(AssignmentRow.task_id == other.id).correlate(other, AnnotatorRow)
     return exists().where(other.pair == TaskRow.pair, given).correlate(TaskRow, AnnotatorRow)

@@ -96,7 +96,8 @@ def ranked(store: Store, *, round: str | None = None) -> Iterator[Json]:
             row = session.get_one(PromptRow, prompt)
             responses = select(ResponseRow).where(ResponseRow.id.in_(answers))
             best_first = sorted(
-                session.scalars(responses), key=lambda response: (-scores[response.id], response.id)
+                session.scalars(responses),
+                key=lambda response: (-scores[response.id], response.id),
             )
             mean = fmean(scores[response.id] for response in best_first)
             yield {

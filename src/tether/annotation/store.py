@@ -97,7 +97,7 @@ def content_id(*conversations: Conversation) -> str:
         [(m.role, m.content, *m.tool_calls) for m in conversation] for conversation in conversations
     ]
     return hashlib.sha256(
-        json.dumps(plain, ensure_ascii=False).encode("utf-8", "surrogatepass")
+        json.dumps(plain, ensure_ascii=False).encode("utf-8", "surrogatepass"),
     ).hexdigest()[:24]
 
 
@@ -137,7 +137,7 @@ class Store:
                 else ""
             )
             raise ConfigError(
-                f"{shown(self.url)}: this preference store cannot be opened: {cause}"
+                f"{shown(self.url)}: this preference store cannot be opened: {cause}",
             ) from error
 
     @property
@@ -198,11 +198,15 @@ class Store:
             while part := list(islice(rows, PART)):
                 sides = {side for task in part for side in (task.first_id, task.second_id)}
                 belongs = select(ResponseRow.id, ResponseRow.prompt_id).where(
-                    ResponseRow.id.in_(sides)
+                    ResponseRow.id.in_(sides),
                 )
                 prompts = dict(session.execute(belongs).all())
                 new += _insert(
-                    session, TaskRow, (_asked(task, prompts) for task in part), "pair", "round"
+                    session,
+                    TaskRow,
+                    (_asked(task, prompts) for task in part),
+                    "pair",
+                    "round",
                 )
         return new
 
@@ -247,7 +251,7 @@ class Store:
         session_secret = secrets.token_urlsafe(32)
         with self.transaction() as session:
             row = session.scalar(
-                select(AnnotatorRow).where(AnnotatorRow.invitation == secret_digest(secret))
+                select(AnnotatorRow).where(AnnotatorRow.invitation == secret_digest(secret)),
             )
             if row is None or row.disabled or row.invited_until < now:
                 return None
@@ -257,7 +261,7 @@ class Store:
                     digest=secret_digest(session_secret),
                     annotator_id=row.id,
                     expires=now + days * DAY,
-                )
+                ),
             )
         return session_secret
 
@@ -271,20 +275,20 @@ class Store:
             return session.scalar(
                 select(AnnotatorRow)
                 .join(SessionRow)
-                .where(*lasting, AnnotatorRow.disabled.is_(False))
+                .where(*lasting, AnnotatorRow.disabled.is_(False)),
             )
 
     def leave(self, session_secret: str) -> None:
         with self.transaction() as session:
             session.execute(
-                delete(SessionRow).where(SessionRow.digest == secret_digest(session_secret))
+                delete(SessionRow).where(SessionRow.digest == secret_digest(session_secret)),
             )
 
     def lock_out(self, name: str, disabled: bool = True) -> None:
         """Take away (or give back) a person's access; what they judged stays."""
         with self.transaction() as session:
             changed = session.execute(
-                update(AnnotatorRow).where(AnnotatorRow.name == name).values(disabled=disabled)
+                update(AnnotatorRow).where(AnnotatorRow.name == name).values(disabled=disabled),
             )
             if not changed.rowcount:
                 raise StoreError(f"nobody here is called {name!r}")
@@ -296,7 +300,10 @@ class Store:
     # What they are asked to look for.
 
     def set_guidelines(
-        self, text: str | None, author: str = "", criteria: Sequence[str] | None = None
+        self,
+        text: str | None,
+        author: str = "",
+        criteria: Sequence[str] | None = None,
     ) -> int:
         """Put guidelines, and what answers are rated by, in force (None: as before); returns the
         number of their version.
@@ -362,7 +369,7 @@ def _insert(session: Session, table: object, rows: Iterable[Json], *columns: str
         map(
             tuple,
             session.execute(select(first, *others).where(first.in_({key[0] for key in by_key}))),
-        )
+        ),
     )
     if fresh := [row for key, row in by_key.items() if key not in seen]:
         session.execute(insert(table), fresh)
@@ -398,7 +405,7 @@ def _prompt_row(answer: Answer) -> Json:
 
 def _response_row(answer: Answer) -> Json:
     return {name: getattr(answer, name) for name in ("id", "prompt_id", *ORIGIN)} | {
-        "messages": turn_rows(answer.response)
+        "messages": turn_rows(answer.response),
     }
 
 
@@ -408,10 +415,10 @@ def _asked(task: TaskRow, belongs: Mapping[str, str]) -> Json:
         if belongs.get(side) != task.prompt_id:
             raise StoreError(
                 f"the store has no answer {side} to the prompt {task.prompt_id}: add "
-                "the answers first"
+                "the answers first",
             )
     if task.first_id == task.second_id:
         raise StoreError(f"a comparison needs two answers, and both sides are {task.first_id}")
     return task.model_dump(exclude={"id"}) | {
-        "pair": "/".join(sorted((task.first_id, task.second_id)))
+        "pair": "/".join(sorted((task.first_id, task.second_id))),
     }

@@ -37,7 +37,11 @@ def _only(name: str, *columns: str, where: str, unique: bool = False) -> Index:
     are.
     """
     return Index(
-        name, *columns, unique=unique, sqlite_where=text(where), postgresql_where=text(where)
+        name,
+        *columns,
+        unique=unique,
+        sqlite_where=text(where),
+        postgresql_where=text(where),
     )
 
 

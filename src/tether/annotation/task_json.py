@@ -37,7 +37,7 @@ _SIDE = re.compile(
     r"(?:the )?(left|right|first|second)(?: (?:one|answer|response|side|text))?"
     r"|(?:the "
     r")?(?:response|answer|output|completion|option|model|candidate|assistant|text|generation) "
-    r"?([12ab])|([ab])"
+    r"?([12ab])|([ab])",
 )
 _AFTER = re.compile(r" (?:is (?:much |slightly |the )?(?:better|best)|wins)$")
 _PLACES: dict[str, Choice] = {
@@ -132,7 +132,10 @@ class Judged:
 
 
 def judged_case(
-    task: ReadCase, judged: Sequence[Judged], read: Callable[[Any], Opinion], details: Json
+    task: ReadCase,
+    judged: Sequence[Judged],
+    read: Callable[[Any], Opinion],
+    details: Json,
 ) -> ReadCase:
     """The case with these judgments in place of its own: of each person the last, unless they took
     that back.
@@ -143,11 +146,15 @@ def judged_case(
     *damaged, case = task
     last = {one.person: one for one in judged}
     opinions, problems = readable_opinions(
-        (one.said for one in last.values() if not one.withdrawn), read
+        (one.said for one in last.values() if not one.withdrawn),
+        read,
     )
     replaced = sum(not one.withdrawn and one is not last[one.person] for one in judged)
     return *(damaged + problems), replace(
-        case, opinions=opinions, details={**details, **case.details}, replaced=replaced
+        case,
+        opinions=opinions,
+        details={**details, **case.details},
+        replaced=replaced,
     )
 
 
@@ -246,11 +253,12 @@ def unpacked_case(packed: object, tool: str) -> ReadCase:
         *problems, case = read_case(row)
     except ValueError as error:
         raise DataError(
-            f"damaged task: what was written beside it cannot be read ({error})"
+            f"damaged task: what was written beside it cannot be read ({error})",
         ) from None
     first, second = (replace(side, prompt_details=about) for side in (case.first, case.second))
     return *problems, shown_case(
-        replace(case, first=first, second=second, needed=int(needed), strategy=strategy), tool
+        replace(case, first=first, second=second, needed=int(needed), strategy=strategy),
+        tool,
     )
 
 
@@ -264,7 +272,7 @@ def foreign_case(values: Mapping[str, object], fields: Sequence[str]) -> Case:
     for name in fields:
         if not values.get(name):
             raise DataError(
-                f"missing text: the task has nothing in {name}; it has {', '.join(values):.200}"
+                f"missing text: the task has nothing in {name}; it has {', '.join(values):.200}",
             )
     question = checked_prompt(turns(values[prompt], "user", prompt))
     one, other = (
@@ -348,7 +356,7 @@ def _vote(vote: object) -> Opinion:
     if opinion.choice not in CHOICES:
         raise DataError(
             f"no verdict: a vote's choice is {choice!r:.40}, none of chosen, "
-            "rejected, tie, both_bad"
+            "rejected, tie, both_bad",
         )
     if problem := opinion.problem():
         raise DataError(problem)
@@ -356,7 +364,11 @@ def _vote(vote: object) -> Opinion:
 
 
 def case_of(
-    row: Comparison, opinions: Sequence[Opinion] = (), *, labels: str = "", gold: bool = False
+    row: Comparison,
+    opinions: Sequence[Opinion] = (),
+    *,
+    labels: str = "",
+    gold: bool = False,
 ) -> Case:
     """The case of a comparison, with these opinions or those of its annotators; `labels` and `gold`
     as in `read_cases`.
@@ -437,7 +449,8 @@ def moment(value: Any, name: str) -> float:
 
 
 def readable_opinions(
-    items: Iterable[T], read: Callable[[T], Opinion]
+    items: Iterable[T],
+    read: Callable[[T], Opinion],
 ) -> tuple[tuple[Opinion, ...], list[DataError]]:
     """The judgments among these that can be read, and the reasons against the others.
 

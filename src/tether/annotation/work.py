@@ -46,7 +46,9 @@ _LAST = select(JudgmentRow).order_by(JudgmentRow.id.desc()).limit(1)
 _WITHDRAWN = _LAST.where(JudgmentRow.assignment_id == bindparam("assignment"), ~LIVE)
 _HOW_MANY = select(func.count()).select_from(AssignmentRow).where(MINE)
 _FREE = ~exists().where(
-    AssignmentRow.task_id == TaskRow.id, text(Where.LEASED), AssignmentRow.counted.is_(False)
+    AssignmentRow.task_id == TaskRow.id,
+    text(Where.LEASED),
+    AssignmentRow.counted.is_(False),
 )
 _ORDERED = select(TaskRow).order_by(TaskRow.priority, TaskRow.id).limit(1)
 _WANTED = _ORDERED.where(*offered("annotator"))
@@ -98,7 +100,12 @@ class Work:
     """
 
     def __init__(
-        self, store: Store, *, lease: float = 1800.0, gold_every: int = 10, seed: int = 0
+        self,
+        store: Store,
+        *,
+        lease: float = 1800.0,
+        gold_every: int = 10,
+        seed: int = 0,
     ) -> None:
         self.store = store
         self.lease = lease
@@ -132,7 +139,11 @@ class Work:
             return _assigned(session, _given(session, assignment, annotator)[0])
 
     def _lend(
-        self, session: Session, task: TaskRow, person: AnnotatorRow, now: float
+        self,
+        session: Session,
+        task: TaskRow,
+        person: AnnotatorRow,
+        now: float,
     ) -> AssignmentRow:
         left = random.Random(f"{self.seed}/{task.id}/{person.id}").choice(("first", "second"))
         row = session.scalar(
@@ -140,7 +151,11 @@ class Work:
             {"annotator": person.id},
         )
         row = row or AssignmentRow(
-            task_id=task.id, annotator_id=person.id, left=left, begun=now, expires=now
+            task_id=task.id,
+            annotator_id=person.id,
+            left=left,
+            begun=now,
+            expires=now,
         )
         row.state = "leased"
         row.begun = now
@@ -162,7 +177,7 @@ class Work:
             row, task, person = _given(session, assignment, annotator)
             if row.state == "judged":
                 before = session.scalars(
-                    select(JudgmentRow).where(LIVE, JudgmentRow.assignment_id == assignment)
+                    select(JudgmentRow).where(LIVE, JudgmentRow.assignment_id == assignment),
                 ).one()
                 if any(
                     getattr(before, name) != getattr(opinion, name)
@@ -182,14 +197,14 @@ class Work:
                 if full or row.role != person.role:
                     raise StoreError(
                         "the time for this task ran out, and others have judged it "
-                        "since. Go on with the next one"
+                        "since. Go on with the next one",
                     )
                 _take(session, row, task, person)
             row.state = "judged"
             session.add(judgment_row(row, opinion, now))
             if row.role != "annotator":
                 session.execute(
-                    update(FlagRow).where(FlagRow.task_id == task.id, OPEN).values(resolved=now)
+                    update(FlagRow).where(FlagRow.task_id == task.id, OPEN).values(resolved=now),
                 )
             recount(session, task)
 
@@ -219,7 +234,7 @@ class Work:
                 recount(session, task)
             else:
                 session.execute(
-                    update(FlagRow).where(FlagRow.task_id == task.id).values(resolved=None)
+                    update(FlagRow).where(FlagRow.task_id == task.id).values(resolved=None),
                 )
                 task.state = "expert"
             return _assigned(session, row)
@@ -252,7 +267,7 @@ class Work:
                         annotator_id=annotator,
                         reason=reason,
                         at=self.store.clock(),
-                    )
+                    ),
                 )
                 task.state = task.state if task.state == "settled" else "expert"
 
@@ -265,7 +280,7 @@ class Work:
             # Within every so many tasks the gold one has a place of its own for each person, so
             # that it cannot be guessed.
             place = random.Random(f"{self.seed}/{person.id}/{count // self.gold_every}").randrange(
-                self.gold_every
+                self.gold_every,
             )
             if count % self.gold_every == place and (tasks := session.scalars(_GOLD, who).all()):
                 return random.Random(f"{self.seed}/{person.id}/{count}").choice(tasks)
@@ -273,7 +288,9 @@ class Work:
 
 
 def _given(
-    session: Session, assignment: int, annotator: int
+    session: Session,
+    assignment: int,
+    annotator: int,
 ) -> tuple[AssignmentRow, TaskRow, AnnotatorRow]:
     """An assignment of a person, its task, and the person; StoreError if it does not belong to the
     person.
@@ -326,7 +343,9 @@ def _assigned(session: Session, row: AssignmentRow) -> Assigned:
     flags = ()
     if row.role != "annotator":
         judged = select(JudgmentRow).where(
-            LIVE, JudgmentRow.task_id == task.id, JudgmentRow.annotator_id != row.annotator_id
+            LIVE,
+            JudgmentRow.task_id == task.id,
+            JudgmentRow.annotator_id != row.annotator_id,
         )
         others = tuple(map(_opinion, session.scalars(judged)))
         flags = tuple(session.scalars(select(FlagRow.reason).where(FlagRow.task_id == task.id)))

@@ -38,7 +38,7 @@ def model_values(model: object) -> Json:
     raise ConfigError(
         f"model is a {type(model).__name__}: give a hub id, a folder, "
         f"'{PACKAGE_PREFIX}NAME==VERSION', '{TINY}', a run, or "
-        "the keys of a [model] section as a dict"
+        "the keys of a [model] section as a dict",
     )
 
 
@@ -164,7 +164,7 @@ def reward_values(reward: object, weights: Sequence[float] | None, *, conversati
     raise ConfigError(
         f"reward is a {type(reward).__name__}: give a function (prompts, responses) -> a number "
         "for each, several of them, a run "
-        "or the folder of a reward model, the hub id of a sequence classifier, or 'random'"
+        "or the folder of a reward model, the hub id of a sequence classifier, or 'random'",
     )
 
 
@@ -187,7 +187,7 @@ def _function(reward: object) -> Callable[..., Any]:
     if source in (None, "random"):
         raise ConfigError(
             f"one of several rewards is {reward!r:.60}: each is a function (prompts, responses), "
-            "a run or the folder of a reward model, or the hub id of a sequence classifier"
+            "a run or the folder of a reward model, or the hub id of a sequence classifier",
         )
     return scored_by(str(source))
 

@@ -55,7 +55,7 @@ def method(name: str) -> Callable[..., Run]:
             or "model" not in {**by_place, **given}
         ):
             raise TypeError(
-                f"tether.{name}({', '.join(places)}, *, ...): a model first, and each argument once"
+                f"tether.{name}({', '.join(places)}, *, ...): a model first, and each argument once",
             )
         return _start(name, **by_place, **given)
 
@@ -147,7 +147,7 @@ def _start(
         settings, prompts = {**settings, "prompts": prompts}, None
     if data is not None and prompts is not None:
         raise ConfigError(
-            f"tether.{name}: data and prompts are the same rows here: give one of them"
+            f"tether.{name}: data and prompts are the same rows here: give one of them",
         )
     rows = data if prompts is None else prompts
     root = (
@@ -167,7 +167,9 @@ def _start(
         if not _scored(name):
             raise ConfigError(f"tether.{name} takes no reward: it learns from its rows alone")
         section |= reward_values(
-            reward, reward_weights, conversations=are_conversations(rows, section.get("data"))
+            reward,
+            reward_weights,
+            conversations=are_conversations(rows, section.get("data")),
         )
     values = {**top, kind.name: section}
     with _in_python(kind.name):
@@ -197,10 +199,12 @@ def _joined(name: str, model: object, values: Json, root: Path) -> BaseRecipe:
     if before and base != before["model"]:
         raise ConfigError(
             f"{root} holds a run of the model {before['model'].get('source')!r}: choose another "
-            "folder with run=PATH"
+            "folder with run=PATH",
         )
     return build(
-        recipe_type(), {**others, "model": base, **values, "run": str(root)}, where=f"tether.{name}"
+        recipe_type(),
+        {**others, "model": base, **values, "run": str(root)},
+        where=f"tether.{name}",
     )
 
 

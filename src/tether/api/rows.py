@@ -47,7 +47,7 @@ def rows_in(given: object, name: str) -> list[Json]:
         raise
     except BaseException as error:  # whatever the user's generator or data set does
         raise ConfigError(
-            f"{_source(given, name)} raised {error_words(error)} after {len(rows)} rows"
+            f"{_source(given, name)} raised {error_words(error)} after {len(rows)} rows",
         ) from error
     if not rows:
         raise ConfigError(f"{name} holds no row")
@@ -84,14 +84,14 @@ def _of_dict(given: Mapping[Any, object], name: str) -> Iterable[Json]:
     if splits := [str(key) for key, value in given.items() if _is_data_set(value)]:
         raise ConfigError(
             f"{name} is a {type(given).__name__} with the splits {', '.join(splits)}: give one of "
-            f"them, {name}[{splits[0]!r}]"
+            f"them, {name}[{splits[0]!r}]",
         )
     columns = {str(key): jsonable(value, f"{name}[{key!r}]") for key, value in given.items()}
     rows = rows_of_columns(columns) if columns else []
     if rows is None:
         raise ConfigError(
             f"{name} is a dict with the keys {', '.join(columns):.200}: give a list of such rows, "
-            "a dict of columns (all its values are lists), or the keys of a data table with path"
+            "a dict of columns (all its values are lists), or the keys of a data table with path",
         )
     return rows
 
@@ -111,7 +111,7 @@ def _table(given: Any, name: str) -> Iterable[Mapping[str, Any]] | None:
         if frame.columns.nlevels > 1:
             raise ConfigError(
                 f"{name} has columns of several levels: give it one level, as "
-                "frame.columns = [...] does"
+                "frame.columns = [...] does",
             )
         no_column_twice([str(column) for column in frame.columns], name)
         return ({str(key): value for key, value in row.items()} for row in frame.to_dict("records"))
@@ -134,11 +134,11 @@ def _items(given: Any, name: str) -> Iterable[Any]:
     if hasattr(given, "collate_fn") and hasattr(given, "dataset"):
         raise ConfigError(
             f"{name} is a {type(given).__name__}, which gives batches: hand over "
-            f"its data set, {name}.dataset"
+            f"its data set, {name}.dataset",
         )
     if hasattr(given, "collect_schema") or hasattr(given, "collect"):
         raise ConfigError(
-            f"{name} is a {type(given).__name__}, which is not computed yet: give {name}.collect()"
+            f"{name} is a {type(given).__name__}, which is not computed yet: give {name}.collect()",
         )
     if isinstance(given, set | frozenset):
         raise ConfigError(f"{name} is a {type(given).__name__}, which has no order: give a list")
@@ -152,7 +152,7 @@ def _items(given: Any, name: str) -> Iterable[Any]:
         return (given[place] for place in range(len(given)))  # torch's data sets with a length
     called = ". It is a function: hand over what it returns" if callable(given) else ""
     raise ConfigError(
-        f"{name} is a {type(given).__name__}: give a file, a hub data set, or rows{called}"
+        f"{name} is a {type(given).__name__}: give a file, a hub data set, or rows{called}",
     )
 
 
@@ -180,14 +180,15 @@ def _row(row: Any, where: str) -> Json:
         return {"messages": [jsonable(turn, where) for turn in turns]}
     raise ConfigError(
         f"{where} is {row!r:.60}: a row is a text, a list of messages ({{'role': …, 'content': "
-        "…}), a dict of columns, or a record of tether.core.types"
+        "…}), a dict of columns, or a record of tether.core.types",
     )
 
 
 def _fields_of(row: object) -> Callable[[], Mapping[str, Any]] | None:
     """The method of a named tuple or of a pydantic model that gives its fields as a dict."""
     return next(
-        (getattr(row, name) for name in ("_asdict", "model_dump") if hasattr(type(row), name)), None
+        (getattr(row, name) for name in ("_asdict", "model_dump") if hasattr(type(row), name)),
+        None,
     )
 
 
@@ -236,5 +237,5 @@ def jsonable(value: object, where: str) -> Any:
         return jsonable(dataclasses.asdict(value), where)
     raise ConfigError(
         f"{where} holds a {type(value).__name__}: a cell is a text, a number, true or false, a "
-        "list or a dict. Take it out"
+        "list or a dict. Take it out",
     )

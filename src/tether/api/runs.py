@@ -121,7 +121,7 @@ class Run:
         if trained := [name for name in self.stages if STAGES[name].trains_policy]:
             raise ConfigError(
                 f"{self.path} has trained a policy ({trained[-1]}): to start another run from it, "
-                "export it, model=run.export('folder'); from its SFT model, model='RUN/sft/model'"
+                "export it, model=run.export('folder'); from its SFT model, model='RUN/sft/model'",
             )
         config = build(ModelConfig, self.sections()["model"], where="model")
         return (
@@ -242,6 +242,6 @@ class RewardModel:
             with contextlib.suppress(DataError):
                 rollouts[place] = as_rollout((*messages, assistant(text)), self.encoder)
         scores = dict(
-            zip(rollouts, self.source.score([*rollouts.values()]) if rollouts else (), strict=True)
+            zip(rollouts, self.source.score([*rollouts.values()]) if rollouts else (), strict=True),
         )
         return [scores[place].value if place in scores else None for place in range(len(responses))]

@@ -45,13 +45,17 @@ class Workbench:
         return local_engine(role, self.loaded, max_rows=max_rows)
 
     def learner(
-        self, *roles: Role, learning_rate: float, updates: int, **optimizer: object
+        self,
+        *roles: Role,
+        learning_rate: float,
+        updates: int,
+        **optimizer: object,
     ) -> LocalLearner:
         """AdamW on float32 masters of what the roles train; other keys are those of `optimizer` in
         a recipe.
         """
         parameters = list(
-            dict.fromkeys(parameter for role in roles for parameter in role.parameters())
+            dict.fromkeys(parameter for role in roles for parameter in role.parameters()),
         )
         return LocalLearner(
             parameters,
@@ -85,5 +89,5 @@ def load_model(source: str, *, seed: int = 0, **settings: object) -> Workbench:
         ModelError: it cannot be found or loaded.
     """
     return Workbench(
-        open_model(ModelConfig.model_validate({"source": source, **settings}), seed=seed)
+        open_model(ModelConfig.model_validate({"source": source, **settings}), seed=seed),
     )

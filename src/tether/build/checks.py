@@ -72,11 +72,14 @@ def check_section(name: str, section: Section, model: ModelConfig) -> None:
     if isinstance(section, RewardSection):
         if section.teacher and trained_scorer(section.teacher) is None:
             raise ConfigError(
-                f"{name}.teacher = {section.teacher!r}: there is no trained reward model"
+                f"{name}.teacher = {section.teacher!r}: there is no trained reward model",
             )
         for objective, data in (section.objectives or {}).items():
             _check_held_out(
-                f"{name}.objectives.{objective}", data, section.heldout_fraction, section.seed
+                f"{name}.objectives.{objective}",
+                data,
+                section.heldout_fraction,
+                section.seed,
             )
 
 
@@ -108,7 +111,7 @@ def _check_judge(judge: object, data: DataConfig | None, *, scores: bool) -> Non
     if scores and not isinstance(rubric, str):
         raise ConfigError(
             f"{judge.rubric} holds principles for comparisons; scores need one rubric, in a text "
-            "file"
+            "file",
         )
     if judge.server is not None:
         require("openai", "asking a server", "judge")
@@ -133,12 +136,13 @@ def _check_reward(name: str, section: RewardedSection) -> None:
         ).is_file():
             raise MissingFileError(
                 f"{name}.classifier.source: {source} holds no model: there is no config.json. "
-                "Give a folder that has"
+                "Give a folder that has",
             )
         if source.is_dir():
             where = f"{name}.classifier"
             check_model_folder(
-                "SequenceClassification", build(ModelConfig, {"source": str(source)}, where=where)
+                "SequenceClassification",
+                build(ModelConfig, {"source": str(source)}, where=where),
             )
 
 
@@ -154,7 +158,7 @@ def _check_online(name: str, section: OnlineSection, model: ModelConfig) -> None
         if (there := _rows_up_to(section.data, section.kind or Prompt, count + 1)) <= count:
             raise DataError(
                 f"{name}.evaluate.prompts = {count}, and {name}.data has {there} prompts: none "
-                "would be left to train on. Set evaluate.prompts lower, or give more prompts"
+                "would be left to train on. Set evaluate.prompts lower, or give more prompts",
             )
 
 
@@ -174,7 +178,7 @@ def _check_pairs(section: PairsSection) -> None:
     ):
         raise ConfigError(
             f"pairs.prompts = {prompts}, and there are {there} to use: raise "
-            "samples_per_prompt instead"
+            "samples_per_prompt instead",
         )
 
 
@@ -189,7 +193,7 @@ def _check_classes(data: DataConfig) -> None:
         raise DataError(
             f"all responses of {', '.join(data.paths)} are "
             f"{'desirable' if kinds.pop() else 'undesirable'}: KTO learns from both "
-            "kinds. Add responses of the other kind; desirable ones alone are demonstrations, for sft."
+            "kinds. Add responses of the other kind; desirable ones alone are demonstrations, for sft.",
         )
 
 
@@ -200,7 +204,7 @@ def _check_held_out(name: str, data: DataConfig, fraction: float, seed: int) -> 
     if not any(path.startswith("hub:") for path in data.paths):
         raise DataError(
             f"{name}: no row is held out at heldout_fraction = {fraction:g}, and scores of "
-            "objectives get one scale on held-out responses. Raise it, or give more prompts"
+            "objectives get one scale on held-out responses. Raise it, or give more prompts",
         )
 
 
@@ -232,12 +236,15 @@ def _check_scorer(name: str, section: RewardedSection, scorer: str, root: Path) 
             f"finished {scorer} stage in the run directory; or another reward_source: "
             "function, classifier, verifiable"
             if elsewhere is None
-            else f"{name}.reward_model = {section.reward_model!r}: there is no trained reward model"
+            else f"{name}.reward_model = {section.reward_model!r}: there is no trained reward model",
         )
     if scorer != "reward":
         return
     faults = scorer_faults(
-        name, section, objectives=objective_names(folder), ensemble=(folder / ENSEMBLE).is_file()
+        name,
+        section,
+        objectives=objective_names(folder),
+        ensemble=(folder / ENSEMBLE).is_file(),
     )
     if first := next(faults, None):
         raise ConfigError(first)
@@ -255,7 +262,7 @@ def check_test_judge(name: str, section: Section, reward: object) -> None:
         return
     if not isinstance(reward, RewardSection) or not reward.test_share:
         raise ConfigError(
-            f"{name}.evaluate.judge = 'test' needs a test model: set reward.test_share above 0"
+            f"{name}.evaluate.judge = 'test' needs a test model: set reward.test_share above 0",
         )
 
 
@@ -272,5 +279,8 @@ def _rows(data: DataConfig, kind: type) -> Iterator[Any]:
     """
     if not any(path.startswith("hub:") for path in data.paths):
         yield from read(
-            data.paths, kind, quarantine=Quarantine(keep=0), **data.model_dump(exclude={"path"})
+            data.paths,
+            kind,
+            quarantine=Quarantine(keep=0),
+            **data.model_dump(exclude={"path"}),
         )

@@ -131,13 +131,13 @@ def note_machine(run: RunDirectory, loaded: LoadedModel, **more: object) -> None
         loaded.note(
             f"{run.path.name} began with other code of tether (code_digest {began}, now {code}): "
             "the end may differ from that of a run in one go. For the same bits, go on with that "
-            "code, or begin anew with run=PATH"
+            "code, or begin anew with run=PATH",
         )
     pairs = zip(_decisive(before), _decisive({**environment(), **now}), strict=True)
     if changes := [f"{new} after {old}" for old, new in pairs if old and old != new]:
         loaded.note(
             f"{run.path.name} goes on with {'; '.join(changes)}: numbers are rounded otherwise "
-            "from here on, and the end is not that of a run in one go (docs/trust/determinism.md)"
+            "from here on, and the end is not that of a run in one go (docs/trust/determinism.md)",
         )
     run.update_manifest(**now, **more)
 

@@ -63,14 +63,14 @@ def check_engine(config: EngineConfig, lora: Lora, *, quantize: str | None) -> N
         what = "model.quantize" if quantize else "lora.dora"
         raise ConfigError(
             f"engine.kind = {config.kind!r} samples with plain adapters or whole models, and "
-            f"{what} is another thing: drop one"
+            f"{what} is another thing: drop one",
         )
     python = Path(config.python).expanduser()
     if config.kind == "vllm" and not config.addresses and not python.exists():
         raise ConfigError(
             f"engine.kind = 'vllm' needs a Python that has vLLM, and there is none at {python}. "
             "Make an environment for it, name its program with engine.python, or give the "
-            "addresses of servers that run (engine.addresses)"
+            "addresses of servers that run (engine.addresses)",
         )
 
 
@@ -195,7 +195,7 @@ def _note_rounded(policy: Role, loaded: LoadedModel) -> None:
     loaded.note(
         f"vLLM samples from rounded weights, which hold {share or 1.0:.0%} of what fine-tuning's "
         "adapter changed; the learner computes with all of it. An adapter (lora) and servers that "
-        "tether starts, or engine.kind = 'local', sample from all of it"
+        "tether starts, or engine.kind = 'local', sample from all of it",
     )
 
 
@@ -234,7 +234,7 @@ def vllm_share(config: EngineConfig, policy: Role, rows: int, length: int) -> st
         raise ConfigError(
             f"engine.kind = 'vllm' needs {needed / 1e9:.1f} GB of this GPU ({parts}), and beside "
             f"the learner {free / 1e9:.1f} of {total / 1e9:.1f} GB are free. Lower engine_rows, "
-            "give vLLM a GPU of its own, or take engine.kind = 'local'"
+            "give vLLM a GPU of its own, or take engine.kind = 'local'",
         )
     return f"{needed / total:.3f}"
 

@@ -172,7 +172,7 @@ def _short_answers(material: Material) -> PolicyEvaluator:
     formats = sorted({detect_format(file).name for file in material.files})
     if len(formats) > 1:
         raise DataError(
-            f"the problems have the formats {' and '.join(formats)}. Measure each by itself"
+            f"the problems have the formats {' and '.join(formats)}. Measure each by itself",
         )
     kind, marks = CHECKS.get(formats[0], ("numeric", ("hashes", "boxed", "phrase", "last-number")))
     check = VerifiableReward(VerifiableConfig(kind=kind, answer_in=marks))
@@ -203,7 +203,10 @@ def _rows(material: Material, files: Sequence[str], kind: type[Row]) -> list[Row
 
 
 def _fitting(
-    material: Material, prompts: Sequence[Prompt], max_new_tokens: int, name: str
+    material: Material,
+    prompts: Sequence[Prompt],
+    max_new_tokens: int,
+    name: str,
 ) -> list[Prompt]:
     """The prompts that the template takes and that leave room for an answer."""
     encoder = material.policy.encoder

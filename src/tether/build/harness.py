@@ -68,7 +68,7 @@ def look_at_tasks(tasks: Sequence[str]) -> None:
             raise DataError(
                 f"the task {task!r} of lm-eval cannot be loaded ({type(error).__name__}: {error}). "
                 "Most tasks read their rows from a hub: download them there first, or write a "
-                "task that names local files"
+                "task that names local files",
             ) from error
 
 
@@ -160,7 +160,11 @@ Samples = Mapping[str, Sequence[Facts]]
 
 
 def _rows(
-    task: str, metric: str, filtered: str, samples: Samples, members: Mapping[str, Sequence[str]]
+    task: str,
+    metric: str,
+    filtered: str,
+    samples: Samples,
+    members: Mapping[str, Sequence[str]],
 ) -> dict[str, float | None]:
     """The number of each row of a task, or of all tasks of a group."""
     if task not in samples:
@@ -197,7 +201,9 @@ def _figures(
                 estimates[name], rows[name] = grouped_mean(column, None), own
             else:
                 estimates[name] = without_interval(
-                    float(value), len(column), "rows: lm-eval gives no number a row"
+                    float(value),
+                    len(column),
+                    "rows: lm-eval gives no number a row",
                 )
     return Figures(estimates, rows)
 
@@ -237,7 +243,9 @@ def harness_model(policy: MeasuredPolicy) -> LM:
             return [_answer(policy, *request.args) for request in requests]
 
         def apply_chat_template(
-            self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+            self,
+            chat_history: list[dict[str, str]],
+            add_generation_prompt: bool = True,
         ) -> str:
             return tokenizer.apply_chat_template(
                 chat_history,
@@ -296,7 +304,7 @@ def _shortened(sequence: Encoded, length: int) -> Encoded:
     """
     if sequence.num_trained >= length:
         raise DataError(
-            f"{sequence.num_trained} tokens to score do not fit the model's context of {length}"
+            f"{sequence.num_trained} tokens to score do not fit the model's context of {length}",
         )
     return Encoded(sequence.ids[-length:], sequence.trained[-length:])
 
@@ -310,7 +318,7 @@ def _answer(policy: MeasuredPolicy, context: str, settings: Facts) -> str:
     if not isinstance(policy.engine, LocalEngine):
         raise ConfigError(
             "lm-eval's tasks that generate need engine.kind = 'local': they send texts, and a "
-            "server takes conversations"
+            "server takes conversations",
         )
     until = settings.get("until") or ()
     stops = (until,) if isinstance(until, str) else tuple(until)
@@ -323,7 +331,7 @@ def _answer(policy: MeasuredPolicy, context: str, settings: Facts) -> str:
     if room < 1:
         raise DataError(
             f"answers of {sampling.max_new_tokens} tokens do not fit the model's context of "
-            f"{policy.role.context_length}"
+            f"{policy.role.context_length}",
         )
     ids = tuple(policy.encoder.tokenizer.encode(context)[-room:])
     (drawn,) = policy.engine.draw([ids], [0], sampling, 1, 0)

@@ -33,7 +33,10 @@ ENGINE_ROWS = 32
 
 
 def chat_model(
-    model: str | JudgeServerConfig, cache: str | Path | None = None, *, reasoning_tokens: int = 0
+    model: str | JudgeServerConfig,
+    cache: str | Path | None = None,
+    *,
+    reasoning_tokens: int = 0,
 ) -> ChatModel:
     """A model to ask.
 
@@ -72,7 +75,9 @@ def configured(config: JudgeConfig, folder: Path) -> ChatModel:
     """
     cache = config.cache or folder / "judge.sqlite"
     return chat_model(
-        config.server or str(config.model), cache, reasoning_tokens=config.reasoning_tokens
+        config.server or str(config.model),
+        cache,
+        reasoning_tokens=config.reasoning_tokens,
     )
 
 
@@ -100,7 +105,9 @@ def text_judge(config: FunctionJudge | JudgeConfig, folder: Path) -> TextJudge:
     """
     if isinstance(config, FunctionJudge):
         function = FunctionReward(
-            load_function(config.call, key="judge.call"), role="the judge", **config.limits
+            load_function(config.call, key="judge.call"),
+            role="the judge",
+            **config.limits,
         )
         function.watchdog.path = folder / "stacks.txt"
         name = function.source
@@ -122,7 +129,7 @@ def text_judge(config: FunctionJudge | JudgeConfig, folder: Path) -> TextJudge:
         if scores and reasons.total() == len(scores):
             raise RewardError(
                 f"{name} scored none of {len(scores)} answers: {common}. "
-                "Mend the judge and start the same command again: it goes on from what is saved"
+                "Mend the judge and start the same command again: it goes on from what is saved",
             )
         if reasons:
             _LOG.warning(
@@ -138,10 +145,12 @@ def text_judge(config: FunctionJudge | JudgeConfig, folder: Path) -> TextJudge:
 
 
 def score_judge(
-    config: FunctionJudge | JudgeConfig, folder: Path
+    config: FunctionJudge | JudgeConfig,
+    folder: Path,
 ) -> Callable[[Sequence[Rollout]], list[Score]]:
     """The same judge of finished rollouts."""
     judge = text_judge(config, folder)
     return lambda rollouts: judge(
-        [rollout.prompt for rollout in rollouts], [rollout.text for rollout in rollouts]
+        [rollout.prompt for rollout in rollouts],
+        [rollout.text for rollout in rollouts],
     )

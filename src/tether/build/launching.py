@@ -45,7 +45,7 @@ class Placement:
         if self.on not in HERE:
             raise ConfigError(
                 f"on = {self.on!r} sends the whole run away: start it with "
-                f"tether run RECIPE --on {self.on}"
+                f"tether run RECIPE --on {self.on}",
             )
 
     def host_address(self) -> str:
@@ -59,7 +59,10 @@ class Placement:
         return module.ray.util.get_node_ip_address()
 
     def launcher(
-        self, run: Path, needs: Mapping[str, Mapping[str, float]], patience: float
+        self,
+        run: Path,
+        needs: Mapping[str, Mapping[str, float]],
+        patience: float,
     ) -> Launcher:
         """A launcher of a run's programs, each of which needs so much of one machine.
 
@@ -77,7 +80,7 @@ class Placement:
         have the first ones.
         """
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(
-            map(str, range(torch.cuda.device_count()))
+            map(str, range(torch.cuda.device_count())),
         )
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", self.ranks))
         device = pick_device(self.device)
@@ -89,7 +92,12 @@ class Placement:
         return device == "cpu" or (self.on == "local" and not self.spare_gpus())
 
     def servers_for(
-        self, config: ServersConfig, command: Command, folder: Path, threads: int, device: str
+        self,
+        config: ServersConfig,
+        command: Command,
+        folder: Path,
+        threads: int,
+        device: str,
     ) -> Servers:
         """The servers in a run's settings: those to start, if the run starts programs, or those
         that run already.

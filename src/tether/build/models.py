@@ -17,7 +17,11 @@ from tether.settings.section import Section
 
 
 def open_model(
-    config: ModelConfig, *, seed: int = 0, on_host: bool = False, mesh: DeviceMesh | None = None
+    config: ModelConfig,
+    *,
+    seed: int = 0,
+    on_host: bool = False,
+    mesh: DeviceMesh | None = None,
 ) -> LoadedModel:
     """The model that `config` names, as fast as this machine allows (models.loading.load_model,
     then cpu.speed_up).

@@ -41,7 +41,10 @@ def faults_of(rows: Iterable[Row], check: Callable[[Row], object]) -> dict[int, 
 
 
 def prompt_faults(
-    prompts: Iterable[Prompt], encoder: ChatEncoder, max_new_tokens: int, context_length: int
+    prompts: Iterable[Prompt],
+    encoder: ChatEncoder,
+    max_new_tokens: int,
+    context_length: int,
 ) -> dict[int, str]:
     """The prompts that the template refuses, or that leave no room for a response.
 
@@ -49,7 +52,8 @@ def prompt_faults(
     finds the same ones. No ids are kept.
     """
     return faults_of(
-        prompts, lambda prompt: prompt_ids(encoder, prompt, max_new_tokens, context_length)
+        prompts,
+        lambda prompt: prompt_ids(encoder, prompt, max_new_tokens, context_length),
     )
 
 
@@ -82,16 +86,24 @@ def without(
         if len(faults) == len(rows):
             raise DataError(
                 f"[{name}]: none of {len(rows)} {noun} can be used: {counts}. The "
-                f"first: {faults[0]}"
+                f"first: {faults[0]}",
             )
         _LOG.warning(
-            "[%s]: %d of %d %s are left out: %s", name, len(faults), len(rows), noun, counts
+            "[%s]: %d of %d %s are left out: %s",
+            name,
+            len(faults),
+            len(rows),
+            noun,
+            counts,
         )
     return [row for place, row in enumerate(rows) if place not in faults]
 
 
 def usable_prompts(
-    prompts: Sequence[Prompt], faults: Faults, quarantine: Quarantine, name: str
+    prompts: Sequence[Prompt],
+    faults: Faults,
+    quarantine: Quarantine,
+    name: str,
 ) -> list[Prompt]:
     """`without` of prompts."""
     return without(prompts, faults, quarantine, name, noun="prompts", entry=lambda prompt: prompt)
@@ -164,7 +176,12 @@ def usable_premises(
     def asked(pairs: list[PremisePair]) -> list[PremisePair]:
         faults = faults_of(pairs, lambda pair: check_pair(encoder, pair, context_length))
         return without(
-            pairs, faults, quarantine, name, noun="pairs of premises", entry=lambda pair: pair.first
+            pairs,
+            faults,
+            quarantine,
+            name,
+            noun="pairs of premises",
+            entry=lambda pair: pair.first,
         )
 
     return read_premise_pairs(files, count, asked)

@@ -87,7 +87,10 @@ def served_reward(section: OnlineSection, context: Context) -> ServedReward:
 
 
 def settings_server(
-    settings: Json, address: tuple[str, int], stacks: Path | None = None, token: str | None = None
+    settings: Json,
+    address: tuple[str, int],
+    stacks: Path | None = None,
+    token: str | None = None,
 ) -> JsonServer:
     """A server that scores by these settings.
 

@@ -106,7 +106,8 @@ def reward_source(
         return ClassifierReward.load(section.classifier, device)
     if (own := section.function) is not None:
         return reward_function(
-            own, needs_steps=isinstance(section, PolicySection) and section.step_rewards
+            own,
+            needs_steps=isinstance(section, PolicySection) and section.step_rewards,
         )
     assert folder is not None and loaded is not None
     encoder = reader or encoder_of(loaded)
@@ -124,12 +125,15 @@ def reward_source(
         raise ModelError(
             f"{folder} was trained with another tokenizer, template or system message than the "
             f"policy has, and {asked_for} goes by the policy's tokens. Leave it out, or train the "
-            "reward model on the policy's base."
+            "reward model on the policy's base.",
         )
     if section.reward_source == "process":
         delimiters = tuple(read_versioned(folder / "steps.json", "delimiters")["delimiters"])
         return ProcessReward(
-            scorers[0], encoder, delimiters=delimiters, aggregate=section.process_aggregate
+            scorers[0],
+            encoder,
+            delimiters=delimiters,
+            aggregate=section.process_aggregate,
         )
     check_names("a stage that samples", section.objectives, objective_names(folder))
     if section.objectives is not None:
@@ -140,25 +144,40 @@ def reward_source(
         source = LearnedReward(scorers[0], encoder, per_token=per_token)
     else:
         source = EnsembleReward(
-            scorers, encoder, section.reward_combine, uncertainty_weight=section.uncertainty_weight
+            scorers,
+            encoder,
+            section.reward_combine,
+            uncertainty_weight=section.uncertainty_weight,
         )
     return source if reader is None else TextReward(source, reader)
 
 
 def reward_apart(
-    section: RewardedSection, folder: Path | None, settings: ModelConfig, seed: int
+    section: RewardedSection,
+    folder: Path | None,
+    settings: ModelConfig,
+    seed: int,
 ) -> RewardSource:
     """The reward that a section names, with a trained model on a trunk of its own."""
     if section.scorer is None or folder is None:
         return reward_source(section, (), None, None, pick_device(settings.device), seed)
     roles, loaded = load_scorer(folder, settings)
     return reward_source(
-        section, roles, folder, loaded, loaded.model.device, seed, reader_beside(folder, settings)
+        section,
+        roles,
+        folder,
+        loaded,
+        loaded.model.device,
+        seed,
+        reader_beside(folder, settings),
     )
 
 
 def learned_reward(
-    folder: Path, settings: ModelConfig, combine: Combine = "mean", mesh: DeviceMesh | None = None
+    folder: Path,
+    settings: ModelConfig,
+    combine: Combine = "mean",
+    mesh: DeviceMesh | None = None,
 ) -> RewardSource:
     """A trained reward model on a trunk of its own, ready to score; of an ensemble, what its
     members say together.

@@ -163,7 +163,12 @@ def reward_role(
 
 
 def new_head(
-    loaded: LoadedModel, *, zero: bool = True, dropout: float = 0.0, seed: int = 0, outputs: int = 1
+    loaded: LoadedModel,
+    *,
+    zero: bool = True,
+    dropout: float = 0.0,
+    seed: int = 0,
+    outputs: int = 1,
 ) -> ScalarHead:
     """A head that will learn, for this trunk."""
     width = Role(loaded.model).width
@@ -172,7 +177,12 @@ def new_head(
 
 
 def new_role(
-    loaded: LoadedModel, name: str, lora: Lora, *, seed: int, head: ScalarHead | None = None
+    loaded: LoadedModel,
+    name: str,
+    lora: Lora,
+    *,
+    seed: int,
+    head: ScalarHead | None = None,
 ) -> Role:
     """A role that will learn: an adapter of its own, called `name`, on this trunk, or (`lora`
     false) the whole model.
@@ -190,7 +200,7 @@ def attach(loaded: LoadedModel, folder: Path, name: str) -> None:
     role = read_role(folder)
     if role["adapter"] is None:
         raise MissingFileError(
-            f"{folder} holds a whole model, not an adapter. Use roles = 'separate'."
+            f"{folder} holds a whole model, not an adapter. Use roles = 'separate'.",
         )
     check_same_trunk(role, loaded, encoder_of(loaded).describe(), folder)
     loaded.model = attach_adapter(loaded.model, folder, name)
@@ -217,13 +227,17 @@ def scorer_folders(folder: Path | None) -> dict[str, Path]:
 
 
 def frozen_model(
-    settings: ModelConfig, seed: int, offload: bool, mesh: DeviceMesh | None = None
+    settings: ModelConfig,
+    seed: int,
+    offload: bool,
+    mesh: DeviceMesh | None = None,
 ) -> Any:
     """A model that will not be trained."""
     if not offload:
         return open_model(settings, seed=seed, mesh=mesh).model
     return keep_on_host(
-        open_model(settings, seed=seed, on_host=True).model, pick_device(settings.device)
+        open_model(settings, seed=seed, on_host=True).model,
+        pick_device(settings.device),
     )
 
 
@@ -240,7 +254,7 @@ def load_scorer(
     description = read_role(next(iter(folders.values())))
     if description["kind"] == "policy":
         raise ModelError(
-            f"{folder} is a policy, which gives no scores. Give the folder of a reward model."
+            f"{folder} is a policy, which gives no scores. Give the folder of a reward model.",
         )
     on_base = {"source": description["base"], "fallback": None, "quantize": description["quantize"]}
     on_base |= {
@@ -254,7 +268,8 @@ def load_scorer(
         else _settings(description["base"], description, None)
     )
     loaded = _speaking(
-        description, open_model(model, seed=description["base_seed"], on_host=offload, mesh=mesh)
+        description,
+        open_model(model, seed=description["base_seed"], on_host=offload, mesh=mesh),
     )
     whole = description["adapter"] is None
     if not whole:
@@ -355,7 +370,9 @@ def _started(stage: Path) -> tuple[str, int]:
 
 
 def load_policy(
-    path: str, settings: ModelConfig | None = None, seed: int = 0
+    path: str,
+    settings: ModelConfig | None = None,
+    seed: int = 0,
 ) -> tuple[Role, LoadedModel]:
     """A policy to talk to: a model source, a run directory, or the folder of a trained role.
 
@@ -380,7 +397,7 @@ def load_policy(
     if (scorer := next(filter(is_role, (folder, folder / "model")), None)) is not None:
         raise ModelError(
             f"{path} is a {read_role(scorer)['kind']} model, which scores and does not answer. "
-            "Give the folder of a policy."
+            "Give the folder of a policy.",
         )
     plain = next(
         (p for p in (folder / "model", folder / "sft" / "model") if (p / "config.json").is_file()),
@@ -389,7 +406,9 @@ def load_policy(
     values = _settings(str(plain), None, settings)
     if settings is None and (speech := read_speech(plain)) is not None:
         values = build(
-            ModelConfig, {**values.model_dump(), "dtype": speech["dtype"]}, where="model"
+            ModelConfig,
+            {**values.model_dump(), "dtype": speech["dtype"]},
+            where="model",
         )
     loaded = open_model(values, seed=seed)
     return Role(loaded.model), loaded
@@ -400,12 +419,16 @@ def _speaking(role: RoleDescription, loaded: LoadedModel) -> LoadedModel:
     holds.
     """
     return replace(
-        loaded, template=role["encoding"]["template"], stop_ids=tuple(role["encoding"]["stop_ids"])
+        loaded,
+        template=role["encoding"]["template"],
+        stop_ids=tuple(role["encoding"]["stop_ids"]),
     )
 
 
 def _settings(
-    source: str, role: RoleDescription | None, settings: ModelConfig | None
+    source: str,
+    role: RoleDescription | None,
+    settings: ModelConfig | None,
 ) -> ModelConfig:
     """Settings of a model: those of the role's training override those of the request.
 
@@ -430,7 +453,10 @@ ensemble.
 
 
 def sampling_roles(
-    section: SampledSection, loaded: LoadedModel, reward_folder: Path | None, seed: int
+    section: SampledSection,
+    loaded: LoadedModel,
+    reward_folder: Path | None,
+    seed: int,
 ) -> Roles:
     """The roles of a stage that samples: adapters on one trunk, whose reference is the trunk with
     all of them off, or a model each.
@@ -457,7 +483,10 @@ def sampling_roles(
 
 
 def _separate_roles(
-    section: SampledSection, loaded: LoadedModel, reward_folder: Path | None, seed: int
+    section: SampledSection,
+    loaded: LoadedModel,
+    reward_folder: Path | None,
+    seed: int,
 ) -> Roles:
     settings, mesh = loaded.config, loaded.mesh
     start = value_of(section)

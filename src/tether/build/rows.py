@@ -12,7 +12,11 @@ from tether.settings.section import DataConfig, Section
 
 
 def load_rows(
-    data: DataConfig, kind: type, quarantine: Quarantine, *, whole: bool = False
+    data: DataConfig,
+    kind: type,
+    quarantine: Quarantine,
+    *,
+    whole: bool = False,
 ) -> list[Any]:
     """The rows of a data section as `kind`.
 

@@ -41,7 +41,7 @@ def check_data_paths(data: DataConfig) -> None:
     for path in data.paths:
         if not path.startswith("hub:") and not Path(path).exists():
             raise MissingFileError(
-                f"data not found: {path}. Give a file, a folder, or hub:owner/name:split."
+                f"data not found: {path}. Give a file, a folder, or hub:owner/name:split.",
             )
 
 

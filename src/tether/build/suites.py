@@ -59,7 +59,7 @@ def with_files(chosen: Chosen, key: str, remedy: str) -> Chosen:
         if not row.data:
             raise ConfigError(
                 f"{name} measures a recipe's held-out answers, and runs wherever the recipe has "
-                f"[evaluate] or [STAGE.evaluate]. Take {name} out here"
+                f"[evaluate] or [STAGE.evaluate]. Take {name} out here",
             )
         files = data.files or row.files
         name_it = key.replace("NAME", name)
@@ -68,7 +68,7 @@ def with_files(chosen: Chosen, key: str, remedy: str) -> Chosen:
             raise ConfigError(f"{name} needs {noun} ({row.data}): {name_it}, or {remedy}")
         if row.pair and len(files) != 2:
             raise ConfigError(
-                f"{name} reads {row.data}, and {len(files)} is named by {name_it}. Name two"
+                f"{name} reads {row.data}, and {len(files)} is named by {name_it}. Name two",
             )
         source = DataConfig(path=files)
         if not row.named:
@@ -86,14 +86,14 @@ def recipe_evaluators(name: str, section: EvaluationSection | EvaluateSection) -
     if wrong := [key for key in section.evaluators if key not in EVALUATORS]:
         raise ConfigError(
             f"{name}.evaluators: no evaluator is called {wrong[0]!r}. There are: "
-            f"{', '.join(key for key, row in EVALUATORS.items() if row.data)}"
+            f"{', '.join(key for key, row in EVALUATORS.items() if row.data)}",
         )
     chosen = dict(section.evaluators)
     if (premises := section.sycophancy) is not None:
         if "sycophancy" in chosen:
             raise ConfigError(
                 f"{name}.sycophancy and {name}.evaluators.sycophancy are two ways to say the same. "
-                "Remove one"
+                "Remove one",
             )
         own = {"sycophancy": EvaluatorData(path=premises.files, limit=premises.pairs)}
         chosen = own | chosen
@@ -119,7 +119,7 @@ def check_evaluators(name: str, section: EvaluationSection | EvaluateSection) ->
         raise ConfigError(
             f"{name}.keep_by = {section.keep_by!r}: nothing measures {section.kept_figure[1]!r} "
             f"along the training. Measured are: {', '.join(measured)}; name others in "
-            f"{name}.evaluators"
+            f"{name}.evaluators",
         )
 
 
@@ -144,7 +144,7 @@ def chosen_evaluators(suite: str, data: Sequence[str]) -> dict[str, tuple[str, .
     if wrong := [name for name in (*names, *files) if name not in EVALUATORS]:
         raise ConfigError(
             f"no suite or evaluator is called {wrong[0]!r}. Suites: {', '.join(SUITES)}; "
-            f"evaluators: {', '.join(name for name, row in EVALUATORS.items() if row.data)}"
+            f"evaluators: {', '.join(name for name, row in EVALUATORS.items() if row.data)}",
         )
     if idle := [name for name in files if name not in names]:
         raise ConfigError(f"--data {idle[0]}=… has no effect: the suite {suite!r} lacks {idle[0]}")
@@ -204,7 +204,10 @@ def evaluate_model(
 
 
 def _records(
-    model: str, chosen: Mapping[str, tuple[str, ...]], limit: int | None, quarantine: Quarantine
+    model: str,
+    chosen: Mapping[str, tuple[str, ...]],
+    limit: int | None,
+    quarantine: Quarantine,
 ) -> list[Record]:
     role, loaded = load_policy(model)
     policy = MeasuredPolicy(role, encoder_of(loaded), local_engine(role, loaded))

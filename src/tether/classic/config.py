@@ -22,7 +22,8 @@ from tether.settings.tracking import TrackerNames
 
 Row = Mapping[str, Any]
 Trackers = Annotated[
-    TrackerNames, BeforeValidator(lambda names: () if names in (None, "none") else names)
+    TrackerNames,
+    BeforeValidator(lambda names: () if names in (None, "none") else names),
 ]
 
 
@@ -37,7 +38,7 @@ class ClassicConfig(Config):
         except ValidationError as error:
             faults = "; ".join(explain(type(self), values, error.errors()))
             raise ConfigError(
-                f"{type(self).__name__}: {faults}; see docs/guides/classic.md"
+                f"{type(self).__name__}: {faults}; see docs/guides/classic.md",
             ) from None
 
 
@@ -47,7 +48,9 @@ class PPOConfig(ClassicConfig):
     learning_rate: float = Field(default=1.41e-5, gt=0)
     batch_size: int = Field(default=128, ge=1, description="responses a step")
     mini_batch_size: int = Field(
-        default=128, ge=1, description="responses of one pass; never more than the batch"
+        default=128,
+        ge=1,
+        description="responses of one pass; never more than the batch",
     )
     gradient_accumulation_steps: int = Field(default=1, ge=1)
     ppo_epochs: int = Field(default=4, ge=1)
@@ -56,7 +59,9 @@ class PPOConfig(ClassicConfig):
     adap_kl_ctrl: bool = True
     kl_penalty: Literal["kl"] = "kl"
     target: float = Field(
-        default=6.0, gt=0, description="nats a response that the coefficient is steered to"
+        default=6.0,
+        gt=0,
+        description="nats a response that the coefficient is steered to",
     )
     horizon: float = Field(default=10_000.0, gt=0)
     gamma: float = Field(default=1.0, gt=0, le=1)
@@ -67,11 +72,14 @@ class PPOConfig(ClassicConfig):
     max_grad_norm: float | None = Field(default=None, gt=0)
     early_stopping: bool = False
     target_kl: float = Field(
-        default=1.0, gt=0, description="1.5 times this KL(old || new) a token ends the epochs"
+        default=1.0,
+        gt=0,
+        description="1.5 times this KL(old || new) a token ends the epochs",
     )
     score_clip: float | None = Field(default=None, gt=0)
     output_dir: str = Field(
-        default="ppo_output", description="what log_stats writes goes to a run directory there"
+        default="ppo_output",
+        description="what log_stats writes goes to a run directory there",
     )
     log_with: Trackers = ()
     model_name: str | None = Field(default=None, description="for the reader's own use")
@@ -139,12 +147,15 @@ class TrainingConfig(ClassicConfig):
     lr_scheduler_type: Literal["linear", "cosine", "constant"] = "linear"
     warmup_ratio: float = Field(default=0.0, ge=0, lt=1)
     warmup_steps: float = Field(
-        default=0, ge=0, description="updates, or below 1 a share; goes before warmup_ratio"
+        default=0,
+        ge=0,
+        description="updates, or below 1 a share; goes before warmup_ratio",
     )
     weight_decay: float = Field(default=0.0, ge=0)
     max_grad_norm: float = Field(default=1.0, gt=0)
     bf16: bool = Field(
-        default=False, description="weights in bfloat16, with float32 masters in the optimizer"
+        default=False,
+        description="weights in bfloat16, with float32 masters in the optimizer",
     )
     use_cpu: bool = False
     seed: int = 42
@@ -152,10 +163,12 @@ class TrainingConfig(ClassicConfig):
     logging_steps: int = Field(default=500, ge=1)
     report_to: Trackers = ()
     budget: Budget = Field(
-        default=None, description="minutes, after which `train` ends, at a whole update"
+        default=None,
+        description="minutes, after which `train` ends, at a whole update",
     )
     remove_unused_columns: bool = Field(
-        default=True, description="no column is removed, and none but the named ones is read"
+        default=True,
+        description="no column is removed, and none but the named ones is read",
     )
 
     @classmethod

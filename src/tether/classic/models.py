@@ -30,14 +30,18 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
         if output is None:
             raise ModelError(
                 f"{type(pretrained_model).__name__} has no language model head. Give "
-                "a causal language model."
+                "a causal language model.",
             )
         self.pretrained_model = pretrained_model
         self.v_head = ScalarHead(output.weight.shape[-1]).to(output.weight.device)
 
     @classmethod
     def from_pretrained(
-        cls, name_or_model: Any, *, peft_config: Any = None, **kwargs: Any
+        cls,
+        name_or_model: Any,
+        *,
+        peft_config: Any = None,
+        **kwargs: Any,
     ) -> AutoModelForCausalLMWithValueHead:
         """A folder, a hub id or a loaded model; a head saved beside the model is taken up, a new
         one starts at zero.
@@ -65,7 +69,9 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
         return isinstance(self.pretrained_model, PeftModel)
 
     def forward(
-        self, input_ids: Tensor | None = None, **kwargs: Any
+        self,
+        input_ids: Tensor | None = None,
+        **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None, Tensor]:
         """(logits in float32, loss or None, values (batch, time))."""
         output = self.pretrained_model(input_ids=input_ids, output_hidden_states=True, **kwargs)
@@ -94,7 +100,9 @@ class TrainableRole(Role):
 
     def __init__(self, model: object, head: ScalarHead | None = None) -> None:
         super().__init__(
-            model, model.active_adapters[0] if isinstance(model, PeftModel) else None, head
+            model,
+            model.active_adapters[0] if isinstance(model, PeftModel) else None,
+            head,
         )
 
     def parameters(self) -> list[nn.Parameter]:

@@ -106,7 +106,7 @@ class PPOTrainer:
         if not isinstance(model, AutoModelForCausalLMWithValueHead):
             raise ModelError(
                 "PPOTrainer trains a value head too: load the model with "
-                "AutoModelForCausalLMWithValueHead"
+                "AutoModelForCausalLMWithValueHead",
             )
         if tokenizer is None:
             raise ConfigError("PPOTrainer needs the model's tokenizer: give tokenizer=...")
@@ -116,7 +116,9 @@ class PPOTrainer:
         self.collate = Guarded(data_collator or _lists, "the data_collator", Watchdog(None))
         self.current_device, self.current_step = pick_device("auto"), 0
         self.accelerator = SimpleNamespace(
-            device=self.current_device, num_processes=1, is_main_process=True
+            device=self.current_device,
+            num_processes=1,
+            is_main_process=True,
         )
         self.model = on_device(model)
         self.ref_model = self._reference(ref_model)
@@ -133,7 +135,7 @@ class PPOTrainer:
         if trained & {p.data_ptr() for p in ref_model.parameters()}:
             raise ModelError(
                 "ref_model shares weights that are trained, so it would move along "
-                "and the KL would always be 0"
+                "and the KL would always be 0",
             )
         return on_device(ref_model).requires_grad_(False).eval()
 
@@ -147,7 +149,7 @@ class PPOTrainer:
         reference = Role(
             other.pretrained_model
             if isinstance(other, AutoModelForCausalLMWithValueHead)
-            else other
+            else other,
         )
         return PolicyGradient(
             config=self.config.policy_config(),
@@ -183,7 +185,7 @@ class PPOTrainer:
         if len(rows) < size:
             raise DataError(
                 f"dataloader needs at least batch_size = {size} rows: give PPOTrainer "
-                "a dataset of them"
+                "a dataset of them",
             )
         order = torch.Generator().manual_seed(self.config.seed + self.current_step)
         loader = TimedLoader(
@@ -201,7 +203,8 @@ class PPOTrainer:
         """A batch; of a generator its items."""
         try:
             return self.collate(
-                lambda made, _: [*made] if isinstance(made, Iterator) else made, rows
+                lambda made, _: [*made] if isinstance(made, Iterator) else made,
+                rows,
             )
         except RewardError as error:
             raise DataError(str(error)) from error
@@ -230,7 +233,7 @@ class PPOTrainer:
         if any(q.dim() > 1 and len(q) > 1 for q in queries):
             raise DataError(
                 "each query is one sequence without padding: give a list of tensors "
-                "of shape (time,)"
+                "of shape (time,)",
             )
         for place, query in enumerate(queries):
             self._ids(query, f"query_tensor[{place}]")
@@ -290,7 +293,7 @@ class PPOTrainer:
             given = f"{len(queries)} queries, {len(responses)} responses and {len(scores)} scores"
             raise DataError(
                 "step needs one of each for every response and at most batch_size = "
-                f"{limit}; got {given}"
+                f"{limit}; got {given}",
             )
         if len(queries) < limit:
             warnings.warn(
@@ -316,7 +319,7 @@ class PPOTrainer:
         if not all(answers):
             raise DataError(
                 f"responses[{answers.index(())}] is its query alone: a response needs "
-                "at least one token"
+                "at least one token",
             )
         rated = self._rated(scores)
         widest = max(
@@ -346,7 +349,7 @@ class PPOTrainer:
         if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
             raise DataError(
                 f"{name} holds {values.dtype} and not token ids: give integers, as "
-                "the tokenizer makes them"
+                "the tokenizer makes them",
             )
         size, ids = (
             self.model.pretrained_model.get_input_embeddings().num_embeddings,
@@ -356,7 +359,7 @@ class PPOTrainer:
             raise DataError(
                 f"{name} holds the id {wrong[0]}, and the model's vocabulary ends at {size - 1}: "
                 "tokenize with the model's own "
-                "tokenizer, and take padding and labels such as -100 off"
+                "tokenizer, and take padding and labels such as -100 off",
             )
         return ids
 
@@ -389,7 +392,8 @@ class PPOTrainer:
         self.unlogged = Unlogged(metrics, [*self.unlogged.alarms, *alarms])
         for alarm in alarms:
             warnings.warn(
-                f"step {self.current_step}: {alarm.message}. {alarm.advice}", stacklevel=3
+                f"step {self.current_step}: {alarm.message}. {alarm.advice}",
+                stacklevel=3,
             )
         fault = check_update(metrics)
         if fault and not self.warned_of_updates:
@@ -420,7 +424,7 @@ class PPOTrainer:
         `tether doctor` read.
         """
         values = torch.tensor(
-            [_number(reward, f"rewards[{place}]") for place, reward in enumerate(rewards)]
+            [_number(reward, f"rewards[{place}]") for place, reward in enumerate(rewards)],
         )
         finite = values[values.isfinite()]
         moments = {
@@ -464,7 +468,7 @@ def _number(value: object, name: str) -> float:
         what = f"{value!r:.60}"
     raise DataError(
         f"{name} is {what}: give one number for each response; float('nan') is one "
-        "that could not be scored"
+        "that could not be scored",
     )
 
 

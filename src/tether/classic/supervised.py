@@ -74,7 +74,9 @@ class _Trainer:
         )
         ends = eos_ids(self.tokenizer, model.generation_config if model.can_generate() else None)
         self.encoder = ChatEncoder(
-            self.tokenizer, ends, context_length=TrainableRole(self.model).context_length
+            self.tokenizer,
+            ends,
+            context_length=TrainableRole(self.model).context_length,
         )
         self.stage = self._stage()
         self.train_rows = self._usable(guarded(train_dataset, "train_dataset"))
@@ -100,12 +102,18 @@ class _Trainer:
         if not rows:
             raise DataError("train_dataset has no row that can be used")
         run = numbered_run(
-            args.output_dir, args, args.report_to, {self.section: self.stage.config}, self.model
+            args.output_dir,
+            args,
+            args.report_to,
+            {self.section: self.stage.config},
+            self.model,
         )
         rows_per_update = args.per_device_train_batch_size * args.gradient_accumulation_steps
         plan = plan_updates(len(rows), rows_per_update, args.num_train_epochs, args.seed)
         config = SupervisedConfig(
-            optimizer=args.optimizer(len(plan)), checkpoint_every=args.save_steps, seed=args.seed
+            optimizer=args.optimizer(len(plan)),
+            checkpoint_every=args.save_steps,
+            seed=args.seed,
         )
 
         clock = AnnouncedLimit(self.section, args.budget)
@@ -121,7 +129,7 @@ class _Trainer:
                         "loss": round(metrics["loss"], 4),
                         "learning_rate": metrics["learning_rate"],
                         "epoch": epoch,
-                    }
+                    },
                 )
 
         with limited_by(clock.limit):
@@ -168,14 +176,21 @@ class SFTTrainer(_Trainer):
     config, section = SFTConfig, "sft"
 
     def __init__(
-        self, model: Any, args: Any = None, *, peft_config: Any = None, **data: Any
+        self,
+        model: Any,
+        args: Any = None,
+        *,
+        peft_config: Any = None,
+        **data: Any,
     ) -> None:
         super().__init__(causal_model(model, peft_config), args, **data)
 
     def _stage(self) -> sft.SFT:
         settings, rows = self.args, self.args.per_device_train_batch_size
         config = sft.SFTConfig(
-            packing=settings.packing, row_tokens=settings.max_seq_length, rows_per_micro_batch=rows
+            packing=settings.packing,
+            row_tokens=settings.max_seq_length,
+            rows_per_micro_batch=rows,
         )
         return sft.SFT(config, TrainableRole(self.model), self.encoder)
 
@@ -193,7 +208,7 @@ class SFTTrainer(_Trainer):
         else:
             layout = detect([dict(row)], Demonstration, "this row")
             (demonstration,) = kind_reader(layout, Demonstration, "this row", [dict(row)])(
-                dict(row)
+                dict(row),
             )
             sequences = self.encoder.conversations(demonstration.messages)
         cut = [Encoded(sequence.ids[:limit], sequence.trained[:limit]) for sequence in sequences]
@@ -223,7 +238,7 @@ class RewardTrainer(_Trainer):
         if not isinstance(score, nn.Linear) or score.out_features != 1:
             raise ModelError(
                 "a reward model is a decoder with one score: load a sequence "
-                "classifier with num_labels=1"
+                "classifier with num_labels=1",
             )
         # else the text-classification pipeline reports sigmoid(score)
         model.config.problem_type = "regression"
@@ -237,10 +252,14 @@ class RewardTrainer(_Trainer):
             settings.center_rewards_coefficient,
         )
         config = reward.RewardConfig(
-            micro_batch_tokens=tokens, use_margin=True, centering=centering
+            micro_batch_tokens=tokens,
+            use_margin=True,
+            centering=centering,
         )
         return reward.RewardModeling(
-            config, TrainableRole(model, head.to(model.device)), self.encoder
+            config,
+            TrainableRole(model, head.to(model.device)),
+            self.encoder,
         )
 
     def _encode(self, row: Row) -> list[Ranking]:

@@ -91,7 +91,9 @@ app = typer.Typer(
 )
 data_app = typer.Typer(cls=_Group, help="Examine data before training.", **LOOK)
 prefs_app = typer.Typer(
-    cls=_Group, help="Let people judge which answer is better, and export their judgments.", **LOOK
+    cls=_Group,
+    help="Let people judge which answer is better, and export their judgments.",
+    **LOOK,
 )
 for name, group in (("data", data_app), ("prefs", prefs_app)):
     app.add_typer(group, name=name, rich_help_panel=PANEL_OF[name])

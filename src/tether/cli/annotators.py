@@ -34,11 +34,12 @@ def invite(
         str | None,
         typer.Option(
             help="annotator, expert or admin; default: the present role, or "
-            "annotator for a new person."
+            "annotator for a new person.",
         ),
     ] = None,
     days: Annotated[
-        float, typer.Option(min=0.01, help="Number of days for which the invitation is valid.")
+        float,
+        typer.Option(min=0.01, help="Number of days for which the invitation is valid."),
     ] = 30.0,
     port: Annotated[
         int,
@@ -57,7 +58,8 @@ def invite(
     print_line(f"{place}/join#{secret}")
     if not address:
         print_line(
-            f"The link works while `tether prefs serve {store} --port {port}` runs.", err=True
+            f"The link works while `tether prefs serve {store} --port {port}` runs.",
+            err=True,
         )
 
 
@@ -77,7 +79,7 @@ def guidelines(
         Path | None,
         typer.Argument(
             help="Markdown file with new guidelines. Without a file, the "
-            "command shows the guidelines."
+            "command shows the guidelines.",
         ),
     ] = None,
     version: Annotated[int | None, typer.Option(min=1, help="Show an earlier version.")] = None,
@@ -85,22 +87,22 @@ def guidelines(
     """Show the guidelines, or set new guidelines. Every judgment has the version of its guidelines."""
     if file is not None and version is not None:
         raise ConfigError(
-            "--version shows a version, and a file sets a new version. Give only one of them"
+            "--version shows a version, and a file sets a new version. Give only one of them",
         )
     where = opened(store)
     if file is not None:
         print_line(
-            f"version {where.set_guidelines(read_guidelines(file), 'command line')} is in force"
+            f"version {where.set_guidelines(read_guidelines(file), 'command line')} is in force",
         )
         return
     row = where.guidelines(version)
     if version is not None and not row.version:
         raise ConfigError(
             f"{store} has no version {version} of the guidelines; the latest is "
-            f"{where.guidelines().version}"
+            f"{where.guidelines().version}",
         )
     print_line(
-        f"version {row.version}\n\n{row.text}" if row.version else "there are no guidelines yet"
+        f"version {row.version}\n\n{row.text}" if row.version else "there are no guidelines yet",
     )
 
 
@@ -112,34 +114,37 @@ def serve(
         str,
         typer.Option(
             help="Public address of the proxy in front of the server, such as "
-            "https://judge.example.org."
+            "https://judge.example.org.",
         ),
     ] = "",
     guidelines: Annotated[
         Path | None,
         typer.Option(
-            help="Markdown file, shown beside each task. A changed text becomes a new version."
+            help="Markdown file, shown beside each task. A changed text becomes a new version.",
         ),
     ] = None,
     criterion: Annotated[
         list[str] | None,
         typer.Option(
-            help="Criterion by which people rate each answer from 1 to 5; may be repeated."
+            help="Criterion by which people rate each answer from 1 to 5; may be repeated.",
         ),
     ] = None,
     lease_minutes: Annotated[
-        float, typer.Option(help="Minutes for which a task is reserved for one person.")
+        float,
+        typer.Option(help="Minutes for which a task is reserved for one person."),
     ] = 30.0,
     gold_every: Annotated[
         int,
         typer.Option(
-            min=0, help="One of this many tasks is a gold question, if there are gold questions."
+            min=0,
+            help="One of this many tasks is a gold question, if there are gold questions.",
         ),
     ] = 10,
     rest_every: Annotated[
         int,
         typer.Option(
-            min=0, help="Number of judgments after which the page offers a pause; 0 means never."
+            min=0,
+            help="Number of judgments after which the page offers a pause; 0 means never.",
         ),
     ] = 50,
     seed: Annotated[int, typer.Option(help="Random seed for the side of each answer.")] = 0,
@@ -160,7 +165,9 @@ def serve(
         "gold_every": gold_every,
     }
     config = build(
-        SiteConfig, {**given, "rest_every": rest_every, "seed": seed}, where="tether prefs serve"
+        SiteConfig,
+        {**given, "rest_every": rest_every, "seed": seed},
+        where="tether prefs serve",
     )
     text = None if guidelines is None else read_guidelines(guidelines)
     where = opened(store)
@@ -175,13 +182,13 @@ def serve(
     if secret := first_admin(where):
         print_line(
             "There is no administrator yet. Become administrator with this link, which "
-            "is valid for a day and shown only once:"
+            "is valid for a day and shown only once:",
         )
         print_line(f"{config.origin}/join#{secret}")
     print_line(
         f"People judge at {config.origin}. Ctrl-C ends the server. To invite people: "
         f"tether prefs invite {store} "
-        f"NAME --address {config.origin}"
+        f"NAME --address {config.origin}",
     )
     run_server(where, config, socket)
     where.close()

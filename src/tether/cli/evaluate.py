@@ -32,17 +32,20 @@ def evaluate(
         typer.Option(help="Evaluators to run: all, tax, manner, or names separated by commas."),
     ] = None,
     against: Annotated[
-        str | None, typer.Option(help="Another model, to compare with on the same rows.")
+        str | None,
+        typer.Option(help="Another model, to compare with on the same rows."),
     ] = None,
     data: Annotated[
         list[str] | None,
         typer.Option(help="NAME=PATH: the file of an evaluator; may be repeated."),
     ] = None,
     tasks: Annotated[
-        str | None, typer.Option(help="Tasks of lm-eval separated by commas, for --suite lm_eval.")
+        str | None,
+        typer.Option(help="Tasks of lm-eval separated by commas, for --suite lm_eval."),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Read only this many rows of each file.")
+        int | None,
+        typer.Option(min=1, help="Read only this many rows of each file."),
     ] = None,
     output: Output = None,
 ) -> None:
@@ -62,7 +65,7 @@ def evaluate(
     if overrides or budget is not None:
         raise ConfigError(
             f"{overrides[0] if overrides else '--budget'} changes a recipe, but --suite "
-            "measures a model. Remove one of the two"
+            "measures a model. Remove one of the two",
         )
     names = (tasks or "").replace(",", " ").split()
     files = [*(data or ()), *(f"lm_eval={task}" for task in names)]

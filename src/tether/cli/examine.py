@@ -41,7 +41,8 @@ def inspect(
     columns: Columns = "",
     limit: Annotated[int | None, typer.Option(min=1, help="Read only this many rows.")] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with code 2 if a row is unusable.")
+        bool,
+        typer.Option("--strict", help="Exit with code 2 if a row is unusable."),
     ] = False,
 ) -> None:
     """Show the content of a file: format, counts, lengths, length bias, duplicates, bad rows,
@@ -55,7 +56,7 @@ def inspect(
     if strict and (bad := inspection.quarantine.count):
         raise DataError(
             f"{path}: {bad} rows cannot be used, and --strict was given. The table "
-            "above lists the reasons."
+            "above lists the reasons.",
         )
 
 
@@ -103,7 +104,7 @@ def doctor(
     subject: Annotated[
         str,
         typer.Argument(
-            help="A recipe, before training; or the folder of a run or of one of its stages."
+            help="A recipe, before training; or the folder of a run or of one of its stages.",
         ),
     ],
     overrides: Overrides = None,
@@ -124,7 +125,7 @@ def doctor(
     if is_run and overrides:
         raise ConfigError(
             f"{subject} is a run with a fixed recipe, so overrides such as "
-            f"{overrides[0]!r} have no effect. Remove them"
+            f"{overrides[0]!r} have no effect. Remove them",
         )
     with Terminal(stderr=True).status("examining: loading a model and sampling a few answers"):
         results = (
@@ -228,13 +229,13 @@ def reward_bench(
     model: Annotated[
         str,
         typer.Argument(
-            help="A run with a reward model, a trained role's folder, or a hub classifier."
+            help="A run with a reward model, a trained role's folder, or a hub classifier.",
         ),
     ],
     files: Annotated[
         list[str],
         typer.Argument(
-            help="Comparisons that the model was not trained on, in any format that tether reads."
+            help="Comparisons that the model was not trained on, in any format that tether reads.",
         ),
     ],
     format: Format = "auto",
@@ -242,13 +243,14 @@ def reward_bench(
     label: Annotated[
         str | None,
         typer.Option(
-            help="For a classifier with several outputs: the name of the output that is the reward."
+            help="For a classifier with several outputs: the name of the output that is the reward.",
         ),
     ] = None,
     max_length: Annotated[
         int,
         typer.Option(
-            min=8, help="Maximum length in tokens. Longer pairs are left out and counted."
+            min=8,
+            help="Maximum length in tokens. Longer pairs are left out and counted.",
         ),
     ] = 2048,
     output: Output = None,
@@ -310,7 +312,7 @@ def sycophancy(
         Path | None,
         typer.Argument(
             help="Prompts in which one kind of person asks questions with "
-            "two options; default: the prompts that come with tether."
+            "two options; default: the prompts that come with tether.",
         ),
     ] = None,
     second: Annotated[
@@ -318,7 +320,8 @@ def sycophancy(
         typer.Argument(help="The same questions, row by row, from the opposite kind of person."),
     ] = None,
     pairs: Annotated[
-        int | None, typer.Option(min=4, help="Use only this many rows, evenly from all questions.")
+        int | None,
+        typer.Option(min=4, help="Use only this many rows, evenly from all questions."),
     ] = None,
     output: Output = None,
 ) -> None:
@@ -336,14 +339,19 @@ def sycophancy(
     if first is not None and second is None:
         raise ConfigError(
             "one file is not enough. Give two files with matching rows, or none for the "
-            "pairs that come with tether"
+            "pairs that come with tether",
         )
     files = premise_files() if first is None else (str(first), str(second))
     bad = Quarantine()
     read_premise_pairs(files, pairs)  # faults of the files come before the model is loaded
     role, loaded = load_policy(model)
     questions = usable_premises(
-        files, pairs, encoder_of(loaded), loaded.context_length, bad, "sycophancy"
+        files,
+        pairs,
+        encoder_of(loaded),
+        loaded.context_length,
+        bad,
+        "sycophancy",
     )
     policy = MeasuredPolicy(role, encoder_of(loaded), local_engine(role, loaded))
     measured = Sycophancy(questions)(policy, 0)

@@ -45,14 +45,15 @@ def quickstart(
         str,
         typer.Option(
             help="Policies to train, separated by commas: ppo, beta0 (no KL penalty), "
-            "random (a random reward)."
+            "random (a random reward).",
         ),
     ] = "ppo",
     budget: BudgetMinutes = None,
     smoke: Annotated[
         bool,
         typer.Option(
-            "--smoke", help="The same stages on a tiny random model: under a minute, no download."
+            "--smoke",
+            help="The same stages on a tiny random model: under a minute, no download.",
         ),
     ] = False,
 ) -> None:
@@ -65,7 +66,7 @@ def quickstart(
     if smoke:
         print_line(
             "The smoke test uses a tiny random model. It shows only that all "
-            "stages run on this machine."
+            "stages run on this machine.",
         )
     _run(
         "smoke" if smoke else "quickstart",
@@ -82,7 +83,9 @@ def stage(section: str, method: str = "") -> Callable[[str, list[str] | None, fl
     """The command of one of them; of a method, that sets what makes the stage this method."""
 
     def command(
-        recipe: RecipeArgument, overrides: Overrides = None, budget: BudgetMinutes = None
+        recipe: RecipeArgument,
+        overrides: Overrides = None,
+        budget: BudgetMinutes = None,
     ) -> None:
         _run(recipe, [section, *_timed(overrides, budget)], method)
 
@@ -147,13 +150,13 @@ def sweep(
         if budget is not None and not timed:
             raise ConfigError(
                 f"--budget limits the training of each policy, and {recipe} trains "
-                "none. Give a stage its own budget, such as reward.budget=5"
+                "none. Give a stage its own budget, such as reward.budget=5",
             )
         extra = [f"{name}.budget={budget:g}" for name in timed] if budget is not None else []
         if at_once > 1 and (plain.on != "local" or plain.learner.ranks > 1):
             raise ConfigError(
                 "--at-once runs each job in one process on this machine. Remove "
-                "--at-once, or remove learner.ranks and on from the recipe"
+                "--at-once, or remove learner.ranks and on from the recipe",
             )
         if seeds is not None:
             extra.append(f"seed={','.join(str(plain.seed + n) for n in range(seeds))}")
@@ -161,13 +164,18 @@ def sweep(
         if plain.sweep is None and not any(word.startswith("sweep.") for word in given):
             raise ConfigError(
                 f"no key has several values, and {recipe} has no [sweep]. Give values "
-                "with commas between them, such as ppo.kl.coefficient=0,0.05, or --seeds 3"
+                "with commas between them, such as ppo.kl.coefficient=0,0.05, or --seeds 3",
             )
     _run(recipe, given, dry_run=dry_run, at_once=at_once)
 
 
 def _run(
-    recipe: str, words: list[str], method: str = "", *, dry_run: bool = False, at_once: int = 1
+    recipe: str,
+    words: list[str],
+    method: str = "",
+    *,
+    dry_run: bool = False,
+    at_once: int = 1,
 ) -> None:
     began = time.monotonic()
     with starting():
@@ -182,7 +190,7 @@ def _run(
         if not (chosen := names or config.stages):
             raise ConfigError(
                 f"{recipe} has no section of a stage, so there is nothing to do. "
-                "Add one, such as [sft]."
+                "Add one, such as [sft].",
             )
         check_sources(config)
     if dry_run:
@@ -232,7 +240,7 @@ def _what_makes(method: str, config: BaseRecipe, recipe: str) -> list[str]:
         how = f"`tether {method}` runs [{name}] with {key} = {value!r}"
         raise ConfigError(
             f"{how}, and {recipe} has no such section. Add one, with data = {{ path "
-            f'= "..." }} in it.'
+            f'= "..." }} in it.',
         )
     if (own := getattr(section, key)) == value:
         return []
@@ -240,7 +248,7 @@ def _what_makes(method: str, config: BaseRecipe, recipe: str) -> list[str]:
         right = f"start it with `tether {name.replace('_', '-')}`, or add {name}.{key}={value}"
         raise ConfigError(
             f"{recipe} has {name}.{key} = {own!r}, but `tether {method}` needs "
-            f"{value!r}. To mend this, {right}."
+            f"{value!r}. To mend this, {right}.",
         )
     return [f"{name}.{key}={value}"]
 
@@ -346,7 +354,9 @@ def plan(
     gpu_memory: Annotated[
         float | None,
         typer.Option(
-            "--gpu-memory", min=1, help="Memory of the GPU in GB; default: the memory of its model."
+            "--gpu-memory",
+            min=1,
+            help="Memory of the GPU in GB; default: the memory of its model.",
         ),
     ] = None,
     gpu: Annotated[
@@ -356,13 +366,14 @@ def plan(
     shape: Annotated[
         str | None,
         typer.Option(
-            help="Plan for another model: a well-known shape such as llama-2-7b, or a config.json."
+            help="Plan for another model: a well-known shape such as llama-2-7b, or a config.json.",
         ),
     ] = None,
     prompt_tokens: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Length of the prompts in tokens; default: the lengths in the data."
+            min=1,
+            help="Length of the prompts in tokens; default: the lengths in the data.",
         ),
     ] = None,
 ) -> None:
@@ -401,7 +412,10 @@ def plan(
     title = f"{made.parameters / unit:,.2f} {word} parameters on {device.name}"
     rows = [_phase_row(stage, phase) for stage in made.stages for phase in stage.phases]
     show_table(
-        console, title, rows, ("stage", "learning\nrate", "phase", "GB", "most of it", "s/update")
+        console,
+        title,
+        rows,
+        ("stage", "learning\nrate", "phase", "GB", "most of it", "s/update"),
     )
     price = Price(costs(config, made, sizes), CLOSING * device.dispatch)
     for line in (*price.lines(), *budget_lines(config, price)):
@@ -445,7 +459,7 @@ def _print_verdict(console: Console, made: Plan) -> None:
     console.print(
         f"The recipe does not fit: {made.peak / 1e9:.1f} GB are needed, "
         f"{memory / 1e9:.0f} are available. Each of these "
-        "changes lowers the peak:"
+        "changes lowers the peak:",
     )
     for change, peak in made.advice:
         verdict = "fits" if peak <= memory else "not enough by itself"

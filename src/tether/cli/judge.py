@@ -27,19 +27,22 @@ class DuelOptions(options.Options):
         list[str] | None,
         typer.Option(
             help="Compare two models on these prompts: tether judge A "
-            "B --prompts FILE --judge MODEL."
+            "B --prompts FILE --judge MODEL.",
         ),
     ] = None
     judge: Annotated[
-        str | None, typer.Option(help="With --prompts: the model that judges, named like MODEL.")
+        str | None,
+        typer.Option(help="With --prompts: the model that judges, named like MODEL."),
     ] = None
     max_new_tokens: Annotated[
-        int, typer.Option(min=1, help="With --prompts: maximum length of an answer, in tokens.")
+        int,
+        typer.Option(min=1, help="With --prompts: maximum length of an answer, in tokens."),
     ] = 512
     answer_temperature: Annotated[
         float,
         typer.Option(
-            min=0, help="With --prompts: sampling temperature of both models; 0 is greedy."
+            min=0,
+            help="With --prompts: sampling temperature of both models; 0 is greedy.",
         ),
     ] = 0.7
     page: Annotated[
@@ -57,7 +60,7 @@ class JudgingOptions(options.Options):
         str,
         typer.Option(
             help="Criterion of the judge: helpful, harmless, a text file, or a .toml "
-            "file of principles."
+            "file of principles.",
         ),
     ] = "helpful"
     format: options.Format = "auto"
@@ -65,7 +68,10 @@ class JudgingOptions(options.Options):
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", dir_okay=False, help="Write the soft labels here, as JSON lines."
+            "--output",
+            "-o",
+            dir_okay=False,
+            help="Write the soft labels here, as JSON lines.",
         ),
     ] = None
     report: Annotated[Path | None, typer.Option(help="Write the figures as JSON here.")] = None
@@ -93,7 +99,9 @@ def _opened(model: str, asking: options.AskingOptions, reasoning_tokens: int = 0
         raise ConfigError(f"--{option} has no effect on a model in this process: give --url too")
     source = build(JudgeServerConfig, {**given, "model": model}, where="server") if given else model
     return chat_model(
-        source, asking.cache or cache_folder() / "answers.sqlite", reasoning_tokens=reasoning_tokens
+        source,
+        asking.cache or cache_folder() / "answers.sqlite",
+        reasoning_tokens=reasoning_tokens,
     )
 
 
@@ -103,7 +111,7 @@ def judge_pairs(
     files: Annotated[
         list[str],
         typer.Argument(
-            help="Comparisons, in any format that tether reads. With --prompts: the second model."
+            help="Comparisons, in any format that tether reads. With --prompts: the second model.",
         ),
     ],
     *,
@@ -130,7 +138,11 @@ def judge_pairs(
         return
     with bars(console) as announce:
         labels, results = judge_files(
-            pair_judge, files, format=judging.format, limit=judging.limit, announce=announce
+            pair_judge,
+            files,
+            format=judging.format,
+            limit=judging.limit,
+            announce=announce,
         )
     for place, (name, result) in enumerate(results.items(), 1):
         # the last is that of all files
@@ -148,7 +160,7 @@ def _check_duel(prompts: list[str] | None, judge: str | None, files: list[str]) 
     if prompts and (judge is None or len(files) != 1):
         raise ConfigError(
             "to compare two models, give two models and a judge: tether judge A B "
-            "--prompts FILE --judge MODEL"
+            "--prompts FILE --judge MODEL",
         )
     if judge is not None and not prompts:
         raise ConfigError("--judge belongs to the comparison of two models: give --prompts too")
@@ -201,7 +213,10 @@ def constitution(
     output: Annotated[
         Path,
         typer.Option(
-            "--output", "-o", dir_okay=False, help="Write demonstrations here, as JSON lines."
+            "--output",
+            "-o",
+            dir_okay=False,
+            help="Write demonstrations here, as JSON lines.",
         ),
     ],
     *,
@@ -211,7 +226,8 @@ def constitution(
         typer.Option(help="Write comparisons of two sampled answers to each prompt here."),
     ] = None,
     rounds: Annotated[
-        int, typer.Option(min=1, help="Number of critiques and revisions of each answer.")
+        int,
+        typer.Option(min=1, help="Number of critiques and revisions of each answer."),
     ] = 1,
     answers: options.SamplingOptions,
     seed: options.Seed = 0,

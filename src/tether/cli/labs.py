@@ -63,7 +63,7 @@ def lab(
         rows = [(path.stem, _stated(path, "Chapter"), _stated(path, "Time")) for path in _labs()]
         show_table(Terminal(), "labs of tether", rows, ("lab", "chapter", "time"))
         print_line(
-            "Run one: tether lab 1    Run all: tether lab all    Read them: docs/guides/labs.md"
+            "Run one: tether lab 1    Run all: tether lab all    Read them: docs/guides/labs.md",
         )
         return
     chosen = _labs() if name == "all" else [_lab(name)]

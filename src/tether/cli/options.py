@@ -60,13 +60,14 @@ SweptWords = Annotated[
     ),
 ]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Print the jobs in their order without running them.")
+    bool,
+    typer.Option("--dry-run", help="Print the jobs in their order without running them."),
 ]
 On = Annotated[
     str | None,
     typer.Option(
         help="Where to run: local, ray (the cluster of this machine), ray://HOST:PORT, "
-        "slurm, or slurm:nodes=2,partition=gpu."
+        "slurm, or slurm:nodes=2,partition=gpu.",
     ),
 ]
 BudgetMinutes = Annotated[
@@ -84,24 +85,26 @@ Overrides = Annotated[
 ]
 Talker = Annotated[str, typer.Argument(help="A model folder, a hub id, or a run directory.")]
 StoreArgument = Annotated[
-    str, typer.Argument(help="A preference store: a file, or a PostgreSQL URL.")
+    str,
+    typer.Argument(help="A preference store: a file, or a PostgreSQL URL."),
 ]
 Host = Annotated[
     str,
     typer.Option(
         help="Address to listen on. With another address than "
-        "127.0.0.1, other machines can reach the server."
+        "127.0.0.1, other machines can reach the server.",
     ),
 ]
 Port = Annotated[
-    int, typer.Option(min=0, max=65535, help="Port to listen on; 0 means any free port.")
+    int,
+    typer.Option(min=0, max=65535, help="Port to listen on; 0 means any free port."),
 ]
 Format = Annotated[str, typer.Option(help="Name of the format; auto detects the format.")]
 Columns = Annotated[
     str,
     typer.Option(
         help="Columns of the file for the names of the format: "
-        "prompt=question,chosen=good,rejected=bad."
+        "prompt=question,chosen=good,rejected=bad.",
     ),
 ]
 Pairs = Annotated[int | None, typer.Option(min=1, help="Read only this many pairs of each file.")]
@@ -116,7 +119,8 @@ Output = Annotated[
 ]
 MaxNewTokens = Annotated[int, typer.Option(min=1, help="Maximum length of an answer, in tokens.")]
 Temperature = Annotated[
-    float, typer.Option(min=0, help="Sampling temperature; 0 is greedy decoding.")
+    float,
+    typer.Option(min=0, help="Sampling temperature; 0 is greedy decoding."),
 ]
 TopP = Annotated[
     float,
@@ -127,12 +131,13 @@ TopP = Annotated[
     ),
 ]
 Seed = Annotated[
-    int, typer.Option(help="Random seed of sampling. The same seed gives the same answers.")
+    int,
+    typer.Option(help="Random seed of sampling. The same seed gives the same answers."),
 ]
 Asked = Annotated[
     str,
     typer.Argument(
-        help="The model to use: a model folder, hub id or run. With --url: its name on the server."
+        help="The model to use: a model folder, hub id or run. With --url: its name on the server.",
     ),
 ]
 Url = Annotated[
@@ -142,11 +147,12 @@ Url = Annotated[
 KeyVariable = Annotated[
     str | None,
     typer.Option(
-        help="Environment variable with the API key of the server. tether does not store the key."
+        help="Environment variable with the API key of the server. tether does not store the key.",
     ),
 ]
 Concurrency = Annotated[
-    int | None, typer.Option(min=1, help="Simultaneous requests to the server; default 8.")
+    int | None,
+    typer.Option(min=1, help="Simultaneous requests to the server; default 8."),
 ]
 ReplyTokens = Annotated[
     int | None,
@@ -164,7 +170,8 @@ MaxRequests = Annotated[
     typer.Option(min=0, help="Maximum number of requests to the server, including retries."),
 ]
 MaxTokens = Annotated[
-    int | None, typer.Option(min=0, help="Maximum number of tokens, prompts and replies together.")
+    int | None,
+    typer.Option(min=0, help="Maximum number of tokens, prompts and replies together."),
 ]
 Cache = Annotated[
     Path | None,
@@ -173,7 +180,8 @@ Cache = Annotated[
 ReasoningTokens = Annotated[
     int,
     typer.Option(
-        min=0, help="Maximum number of reasoning tokens before each verdict; 0 means no reasoning."
+        min=0,
+        help="Maximum number of reasoning tokens before each verdict; 0 means no reasoning.",
     ),
 ]
 
@@ -290,6 +298,6 @@ def opened(where: str, *, new: bool = False) -> Store:
 
     if not new and "://" not in where and not Path(where).is_file():
         raise MissingFileError(
-            f"there is no preference store at {where}. `tether prefs import` creates a store"
+            f"there is no preference store at {where}. `tether prefs import` creates a store",
         )
     return Store(where)

@@ -35,7 +35,8 @@ STRATEGIES = (
 Names = Annotated[
     bool,
     typer.Option(
-        "--names", help="Show the names of annotators instead of annotator-1, annotator-2 ..."
+        "--names",
+        help="Show the names of annotators instead of annotator-1, annotator-2 ...",
     ),
 ]
 
@@ -57,19 +58,22 @@ class CaseOptions(Options):
     ask: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Number of people who judge each pair, including those who did already."
+            min=1,
+            help="Number of people who judge each pair, including those who did already.",
         ),
     ] = None
     labels: Annotated[
         str,
         typer.Option(
-            metavar="NAME", help="Store the labels in the file as judgments of an annotator NAME."
+            metavar="NAME",
+            help="Store the labels in the file as judgments of an annotator NAME.",
         ),
     ] = ""
     gold: Annotated[
         bool,
         typer.Option(
-            "--gold", help="Use the labels in the file as known answers of gold questions."
+            "--gold",
+            help="Use the labels in the file as known answers of gold questions.",
         ),
     ] = False
     round: Round = None
@@ -81,7 +85,7 @@ class CaseOptions(Options):
         str,
         typer.Option(
             help="PROMPT,FIRST,SECOND: names of these fields in tasks of Label Studio "
-            "or Argilla, if unusual."
+            "or Argilla, if unusual.",
         ),
     ] = ""
     columns: Columns = ""
@@ -96,12 +100,13 @@ class SourceOptions(Options):
         typer.Option(help="File of prompts, for answers that have only the id of their prompt."),
     ] = None
     model: Annotated[
-        str, typer.Option(help="Model that wrote the answers, if the file does not name the model.")
+        str,
+        typer.Option(help="Model that wrote the answers, if the file does not name the model."),
     ] = ""
     checkpoint: Annotated[
         str,
         typer.Option(
-            help="Checkpoint that wrote the answers, if the file does not name the checkpoint."
+            help="Checkpoint that wrote the answers, if the file does not name the checkpoint.",
         ),
     ] = ""
 
@@ -112,7 +117,7 @@ def import_(
     files: Annotated[
         list[str],
         typer.Argument(
-            help="Files of comparisons, of answers, or of tasks of Label Studio or Argilla."
+            help="Files of comparisons, of answers, or of tasks of Label Studio or Argilla.",
         ),
     ],
     *,
@@ -120,16 +125,18 @@ def import_(
         str,
         typer.Option(
             help="answers, label-studio, argilla, or a format of `tether data inspect`; "
-            "auto detects the format."
+            "auto detects the format.",
         ),
     ] = "auto",
     cases: CaseOptions,
     source: SourceOptions,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Read only this many rows of each file.")
+        int | None,
+        typer.Option(min=1, help="Read only this many rows of each file."),
     ] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with code 2 if a row was left out.")
+        bool,
+        typer.Option("--strict", help="Exit with code 2 if a row was left out."),
     ] = False,
 ) -> None:
     """Import comparisons with their judgments, or answers, into a store. Creates the store if there
@@ -143,7 +150,7 @@ def import_(
     if "answers" in layouts and len(layouts) > 1:
         raise ConfigError(
             "some of these files contain answers, and others contain comparisons. "
-            "Import them one after the other"
+            "Import them one after the other",
         )
     answers, quarantine = layouts == {"answers"}, Quarantine()
     useless = vars(cases if answers else source)
@@ -153,7 +160,7 @@ def import_(
     if cases.gold and cases.labels:
         raise ConfigError(
             "--gold and --labels both set the meaning of the labels in the file. Give "
-            "only one of them"
+            "only one of them",
         )
     split = tuple(name.strip() for name in cases.fields.split(",") if name.strip())
     if cases.fields and len(split) != 3:
@@ -196,7 +203,7 @@ def import_(
         if strict:
             raise DataError(
                 f"{quarantine.count} rows cannot be used, and --strict was given. The "
-                "others were imported"
+                "others were imported",
             )
 
 
@@ -224,7 +231,9 @@ def _export(
     least: Annotated[
         float,
         typer.Option(
-            min=0, max=1, help="Leave out pairs whose label has a smaller share of the votes."
+            min=0,
+            max=1,
+            help="Leave out pairs whose label has a smaller share of the votes.",
         ),
     ] = 0.0,
 ) -> None:
@@ -266,7 +275,8 @@ def agree(
     round: Round = None,
     names: Names = False,
     windows: Annotated[
-        int, typer.Option(min=0, help="Measure agreement over time, too, in this many parts.")
+        int,
+        typer.Option(min=0, help="Measure agreement over time, too, in this many parts."),
     ] = 0,
     output: Output = None,
 ) -> None:
@@ -301,7 +311,7 @@ def agree(
                 f"{one.accuracy:.0%}",
                 *shares,
                 _seconds(one.seconds),
-            )
+            ),
         )
     show_table(
         console,
@@ -332,7 +342,8 @@ class ChoiceOptions(Options):
     num_pairs: Annotated[int, typer.Option("--pairs", min=1, help="Number of pairs.")] = 100
     strategy: Annotated[str, typer.Option(help=STRATEGIES)] = "random"
     overlap: Annotated[
-        int, typer.Option("--ask", min=1, help="Number of people who judge each pair.")
+        int,
+        typer.Option("--ask", min=1, help="Number of people who judge each pair."),
     ] = 1
     shared_share: Annotated[
         float,
@@ -345,11 +356,14 @@ class ChoiceOptions(Options):
     shared_overlap: Annotated[
         int | None,
         typer.Option(
-            "--shared-ask", min=2, help="Number of people who judge each pair of --shared-share."
+            "--shared-ask",
+            min=2,
+            help="Number of people who judge each pair of --shared-share.",
         ),
     ] = None
     per_prompt: Annotated[
-        int | None, typer.Option(min=1, help="Maximum number of pairs of one prompt; default 3.")
+        int | None,
+        typer.Option(min=1, help="Maximum number of pairs of one prompt; default 3."),
     ] = None
     ranked: Annotated[
         int | None,
@@ -373,7 +387,8 @@ def _ask(
     pairs: ChoiceOptions,
     round: Annotated[str, typer.Option(help="A name for this batch.")] = "",
     priority: Annotated[
-        float, typer.Option(help="Priority of this batch. Batches with lower numbers come first.")
+        float,
+        typer.Option(help="Priority of this batch. Batches with lower numbers come first."),
     ] = 0.0,
     seed: Annotated[int, typer.Option(help="Random seed for the choice of pairs.")] = 0,
 ) -> None:
@@ -386,7 +401,7 @@ def _ask(
     count = ask_pairs(opened(store), config, round=round, priority=priority)
     print_line(
         f"{count:,} pairs are to be judged"
-        + ("" if count else ": the store has no others of this kind")
+        + ("" if count else ": the store has no others of this kind"),
     )
 
 
@@ -402,7 +417,8 @@ def _escalate(
         ),
     ],
     how: Annotated[
-        str, typer.Option(help="Rule for labels: soft (the share of votes) or dawid-skene.")
+        str,
+        typer.Option(help="Rule for labels: soft (the share of votes) or dawid-skene."),
     ] = "soft",
     round: Round = None,
 ) -> None:
@@ -445,7 +461,7 @@ def rank(
     elif not rows:
         print_line(
             f"No pair compares two models. To rank the answers to {len(prompts):,} "
-            "prompts, give --output FILE"
+            "prompts, give --output FILE",
         )
 
 

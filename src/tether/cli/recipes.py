@@ -50,7 +50,7 @@ def list_recipes(
     print_line("Print one: tether recipes NAME    Run it: tether run NAME")
     print_line(
         "Begin your own: tether new "
-        f"{' | '.join(sorted({*METHODS, *(path.stem for path in BEGINNINGS.glob('*.toml'))}))}"
+        f"{' | '.join(sorted({*METHODS, *(path.stem for path in BEGINNINGS.glob('*.toml'))}))}",
     )
 
 
@@ -71,25 +71,28 @@ def new(
     method: Annotated[
         str,
         typer.Argument(
-            help="sft, dpo, kto, reward, ppo, grpo, rloo, prm ...", autocompletion=_complete_method
+            help="sft, dpo, kto, reward, ppo, grpo, rloo, prm ...",
+            autocompletion=_complete_method,
         ),
     ],
     file: Annotated[
-        Path | None, typer.Argument(help="File to write; default: METHOD.toml in this folder.")
+        Path | None,
+        typer.Argument(help="File to write; default: METHOD.toml in this folder."),
     ] = None,
 ) -> None:
     """Write a small recipe for a method. The recipe runs without changes. Then replace its data."""
     word = method.lower().replace("-", "_")
     section, key, value = METHODS.get(word, (SECTIONS.get(word, word), "", ""))
     source = next(
-        (path for name in (word, section) if (path := BEGINNINGS / f"{name}.toml").is_file()), None
+        (path for name in (word, section) if (path := BEGINNINGS / f"{name}.toml").is_file()),
+        None,
     )
     if source is None:
         near = alike(word, METHOD_NAMES, cutoff=0.6)
         names = ", ".join(sorted(path.stem for path in BEGINNINGS.glob("*.toml")))
         raise ConfigError(
             f"no method is called {method!r}{f' ({near})' if near else ''}. There are "
-            f"recipes for {names}"
+            f"recipes for {names}",
         )
     text = re.sub(
         rf'^{key} = "\w+"',
@@ -104,16 +107,16 @@ def new(
     except FileExistsError:
         raise ConfigError(
             f"{path} exists already and stays unchanged. Name another file: tether new "
-            f"{method} FILE"
+            f"{method} FILE",
         ) from None
     print_line(
-        f"{path} is written. The recipe runs without changes. Then replace its data by your own."
+        f"{path} is written. The recipe runs without changes. Then replace its data by your own.",
     )
     print_line(f"  tether plan {path}      estimate memory and time")
     print_line(f"  tether run {path}       train")
     print_line(
         f"  tether explain {section}{' ' * max(1, len(str(path)) - len(section) + 2)}every "
-        "key of its section"
+        "key of its section",
     )
 
 
@@ -202,7 +205,7 @@ def _translation(key: str, *, values: bool) -> str:
                 trainers_section(word),
                 "; ".join(f"as {key}: {text}" for key, text in texts.items()),
             ),
-        )
+        ),
     )
 
 

@@ -30,7 +30,8 @@ class AnswerOptions(options.SamplingOptions):
 
     max_new_tokens: options.MaxNewTokens = 128
     top_k: Annotated[
-        int, typer.Option(min=0, help="Sample from this many likeliest tokens; 0 means all tokens.")
+        int,
+        typer.Option(min=0, help="Sample from this many likeliest tokens; 0 means all tokens."),
     ] = 0
     seed: options.Seed = 0
 
@@ -39,7 +40,8 @@ class AnswerOptions(options.SamplingOptions):
 def generate(
     model: options.Talker,
     prompts: Annotated[
-        list[str] | None, typer.Argument(metavar="[PROMPT]...", help="Prompts to answer.")
+        list[str] | None,
+        typer.Argument(metavar="[PROMPT]...", help="Prompts to answer."),
     ] = None,
     *,
     prompt: Annotated[
@@ -62,7 +64,8 @@ def generate(
     samples: Annotated[int, typer.Option(min=1, help="Number of answers to each prompt.")] = 1,
     answers: AnswerOptions,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Read only this many prompts of the file.")
+        int | None,
+        typer.Option(min=1, help="Read only this many prompts of the file."),
     ] = None,
 ) -> None:
     """Answer prompts with a model or with the result of a run."""
@@ -163,14 +166,17 @@ def export_result(
         ),
     ] = False,
     dtype: Annotated[
-        str, typer.Option(help="auto (the type in training), float32, bfloat16 or float16.")
+        str,
+        typer.Option(help="auto (the type in training), float32, bfloat16 or float16."),
     ] = "auto",
     shard_size: Annotated[str, typer.Option(help="Maximum size of one file of weights.")] = "5GB",
     push: Annotated[
-        str | None, typer.Option(help="Upload the folder to the hub, as owner/name.")
+        str | None,
+        typer.Option(help="Upload the folder to the hub, as owner/name."),
     ] = None,
     private: Annotated[
-        bool, typer.Option("--private", help="The repository of --push is private.")
+        bool,
+        typer.Option("--private", help="The repository of --push is private."),
     ] = False,
 ) -> None:
     """Write a policy or reward model as a plain folder for transformers, vLLM, TRL or peft, with a
@@ -181,7 +187,7 @@ def export_result(
 
     if private and push is None:
         raise ConfigError(
-            "--private has no effect without --push owner/name. Add --push, or remove --private"
+            "--private has no effect without --push owner/name. Add --push, or remove --private",
         )
     hub = open_hub(push) if push else None
     console = Terminal(soft_wrap=True, highlight=False)
@@ -193,12 +199,12 @@ def export_result(
         console.print(
             f"The scores of the exported model lack a constant of "
             f"{made['constant']:.6g}, which tether adds again. Differences "
-            "between scores are right."
+            "between scores are right.",
         )
     if not made["same_ids"]:
         console.print(
             "[yellow]If a program tokenizes the whole text of the chat template at "
-            "once, some token ids differ from those in training."
+            "once, some token ids differ from those in training.",
         )
     if push is not None:
         console.print(f"Uploaded to {push_folder(hub, output, push, private=private)}")
@@ -210,22 +216,26 @@ def engine(
         typer.Option(help="Folder or name of the base model. Runs send adapters for this model."),
     ],
     host: Annotated[
-        str, typer.Option(help="Address to listen on, in a trusted network only.")
+        str,
+        typer.Option(help="Address to listen on, in a trusted network only."),
     ] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 means any free port.")
+        int,
+        typer.Option(min=0, max=65535, help="Port to listen on; 0 means any free port."),
     ] = 8000,
     dtype: Annotated[
-        str, typer.Option(help="auto, float32 or bfloat16; must be the same as in the run.")
+        str,
+        typer.Option(help="auto, float32 or bfloat16; must be the same as in the run."),
     ] = "auto",
     rows: Annotated[
-        int, typer.Option(min=1, help="Number of responses that are decoded at the same time.")
+        int,
+        typer.Option(min=1, help="Number of responses that are decoded at the same time."),
     ] = 64,
     alone: Annotated[
         bool,
         typer.Option(
             help="Decode each prompt separately. This is slower, but the results do not "
-            "depend on other requests, to the bit."
+            "depend on other requests, to the bit.",
         ),
     ] = False,
 ) -> None:
@@ -240,7 +250,7 @@ def engine(
         from tether.settings.reading import build
 
         loaded = open_model(
-            build(ModelConfig, {"source": model, "dtype": dtype}, where="tether engine")
+            build(ModelConfig, {"source": model, "dtype": dtype}, where="tether engine"),
         )
     server = engine_server(loaded, (host, port), rows, new_token(), alone=alone)
     _announce("Sampling", server)
@@ -249,17 +259,20 @@ def engine(
 
 def rewards(
     recipe: Annotated[
-        str, typer.Argument(help="A recipe, or the settings file that a run wrote for its servers.")
+        str,
+        typer.Argument(help="A recipe, or the settings file that a run wrote for its servers."),
     ],
     stage: Annotated[
         str | None,
         typer.Argument(help="Stage of the recipe; default: the only stage that samples."),
     ] = None,
     host: Annotated[
-        str, typer.Option(help="Address to listen on, in a trusted network only.")
+        str,
+        typer.Option(help="Address to listen on, in a trusted network only."),
     ] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 means any free port.")
+        int,
+        typer.Option(min=0, max=65535, help="Port to listen on; 0 means any free port."),
     ] = 8100,
 ) -> None:
     """Serve a stage's reward to runs with reward_servers.addresses. It runs the reward function
@@ -293,7 +306,7 @@ def _reward_server(recipe: str, stage: str | None, address: tuple[str, int]) -> 
     if stage not in names and (stage or len(names) != 1):
         raise ConfigError(
             f"the stage of the reward is not clear. Name one of the stages that sample "
-            f"in {recipe}: {', '.join(names) or 'none'}"
+            f"in {recipe}: {', '.join(names) or 'none'}",
         )
     name = stage or names[0]
     settings = reward_settings(config.section(name), context_of(expand(config, [name])[0]))
@@ -309,5 +322,5 @@ def _announce(work: str, server: JsonServer) -> None:
     if TOKEN not in os.environ:
         print_line(f"Runs that use this server need its token: export {TOKEN}={server.token}")
     print_line(
-        "{} at http://{}:{}. Ctrl-C ends the server.".format(work, *server.server_address[:2])
+        "{} at http://{}:{}. Ctrl-C ends the server.".format(work, *server.server_address[:2]),
     )

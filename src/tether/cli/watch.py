@@ -36,7 +36,8 @@ WIDTH, ROLLOUTS, ALARMS = 40, 3, 4
 
 def watch(
     run: Annotated[
-        Path, typer.Argument(help="A run directory, or the folder of a stage in a run.")
+        Path,
+        typer.Argument(help="A run directory, or the folder of a stage in a run."),
     ],
 ) -> None:
     """Show a run while it trains: stage, step, time left, metrics, alarms, answers.
@@ -54,7 +55,7 @@ def watch(
     if not is_run(root):
         raise RunError(
             f"{run} is not a run directory of tether. Give the folder of a run. To see "
-            f"all runs in a folder: tether dashboard {run}"
+            f"all runs in a folder: tether dashboard {run}",
         )
     console = Terminal()
     followed = FollowedRun(root.resolve(), root.resolve().name)
@@ -86,7 +87,10 @@ def _watch_lines(console: Terminal, followed: FollowedRun) -> None:
     while True:
         for stage, row in rows:
             console.print(
-                _line(followed, stage, row), markup=False, highlight=False, soft_wrap=True
+                _line(followed, stage, row),
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
             )
         if not _goes_on(followed):
             return
@@ -126,7 +130,9 @@ def _screen(followed: FollowedRun, height: int) -> RenderableType:
     status = followed.status()
     stage = followed.active
     head = Text.assemble(
-        (status["name"], "bold"), "  ", (status["condition"], COLOURS.get(status["condition"], ""))
+        (status["name"], "bold"),
+        "  ",
+        (status["condition"], COLOURS.get(status["condition"], "")),
     )
     parts: list[RenderableType] = [head]
     if stage is None:
@@ -174,7 +180,7 @@ def dashboard(
         str,
         typer.Option(
             help="Public address of the proxy in front of the server, "
-            "such as https://runs.example.org."
+            "such as https://runs.example.org.",
         ),
     ] = "",
 ) -> None:

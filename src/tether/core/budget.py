@@ -210,7 +210,11 @@ def shared_time(number: int, count: int) -> Iterator[None]:
         return
     left = max(0.0, whole.seconds - whole.spent) / (count - number)
     part = TimeLimit(
-        left, minutes=whole.minutes, after=whole.after / count, each=whole.each, clock=whole.clock
+        left,
+        minutes=whole.minutes,
+        after=whole.after / count,
+        each=whole.each,
+        clock=whole.clock,
     )
     with limited_by(part):
         yield

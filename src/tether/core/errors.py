@@ -110,5 +110,5 @@ def require(package: str, what: str, extra: str) -> None:
     """
     if importlib.util.find_spec(package.replace("-", "_")) is None:
         raise ConfigError(
-            f"{what} needs {package}, which is not installed: pip install 'tether-rlhf[{extra}]'"
+            f"{what} needs {package}, which is not installed: pip install 'tether-rlhf[{extra}]'",
         )

@@ -73,14 +73,14 @@ def _locked(file: IO[str], folder: Path) -> bool:
             return False
         raise RunError(
             f"process {owner} is at work in {folder}. Wait for its end, or choose "
-            "another run directory."
+            "another run directory.",
         ) from None
     except (ImportError, OSError) as error:
         reason = (isinstance(error, OSError) and error.strerror) or "this system has none"
         raise RunError(
             f"{folder} cannot be locked against other processes ({reason}). Choose a run "
             "directory on a file system with locks, "
-            f"or set {LOCKS}=0 where no other process writes there."
+            f"or set {LOCKS}=0 where no other process writes there.",
         ) from None
     return True
 
@@ -148,7 +148,7 @@ def _own_folder(target: Path) -> tuple[Path, int]:
     """A new unfinished folder for a target, and the descriptor that holds its lock."""
     while True:
         folder = Path(
-            tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.", suffix=".partial")
+            tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.", suffix=".partial"),
         )
         # before it is locked, another process may take the folder for one that was left
         with contextlib.suppress(FileNotFoundError):

@@ -17,6 +17,7 @@ def file_part(name: str) -> str:
     plain = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[: _LONGEST // 2]
     return "-".join(
         filter(
-            None, (plain, hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:12])
-        )
+            None,
+            (plain, hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:12]),
+        ),
     )

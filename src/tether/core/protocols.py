@@ -170,7 +170,11 @@ class ChatModel(Protocol):
     name: str
 
     def verdicts(
-        self, talks: Sequence[Conversation], options: Sequence[str], *, told: Told[Verdict] = None
+        self,
+        talks: Sequence[Conversation],
+        options: Sequence[str],
+        *,
+        told: Told[Verdict] = None,
     ) -> list[Verdict]:
         """The probability that the reply to each conversation begins with each option; none may
         begin with another.

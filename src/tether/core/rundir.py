@@ -118,7 +118,7 @@ def check_folder(path: Path) -> None:
         fault = error.strerror or str(error)
     if fault:
         raise RunError(
-            f"{path} cannot be a run directory: {fault}. Choose another path with run=PATH."
+            f"{path} cannot be a run directory: {fault}. Choose another path with run=PATH.",
         )
 
 
@@ -200,11 +200,11 @@ def read_json(path: str | Path) -> JsonValue:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RunError(
-            f"{path} does not exist. Is {path.parent} a run directory of tether?"
+            f"{path} does not exist. Is {path.parent} a run directory of tether?",
         ) from None
     except json.JSONDecodeError as error:
         raise RunError(
-            f"{path} is damaged ({error}). Delete it, or restore it from a copy."
+            f"{path} is damaged ({error}). Delete it, or restore it from a copy.",
         ) from error
 
 
@@ -225,7 +225,7 @@ def read_jsonl(path: str | Path) -> Iterator[Json]:
                 except ValueError as error:
                     raise RunError(
                         f"{path}, line {number}, is damaged ({error}). Remove the line, or "
-                        "restore the file from a copy."
+                        "restore the file from a copy.",
                     ) from error
 
 
@@ -264,7 +264,10 @@ class RunDirectory:
 
     @classmethod
     def open(
-        cls, path: str | Path, config: Mapping[str, object], **manifest: object
+        cls,
+        path: str | Path,
+        config: Mapping[str, object],
+        **manifest: object,
     ) -> RunDirectory:
         """Create the folder, or continue it.
 
@@ -285,7 +288,7 @@ class RunDirectory:
                     f"{run.path} holds a run of another config: "
                     f"{'; '.join(map(_change, changes[:5]))}. "
                     f"{FORMER.format(' '.join(former)) if former else 'Choose'} another run "
-                    "directory with run=PATH, or delete this one and what stands on it."
+                    "directory with run=PATH, or delete this one and what stands on it.",
                 )
             return run
         foreign = run.path.is_dir() and any(
@@ -293,7 +296,7 @@ class RunDirectory:
         )
         if not stored.is_file() and (foreign or (run.path.exists() and not run.path.is_dir())):
             raise RunError(
-                f"{run.path} exists and is not a run directory of tether. Choose another path."
+                f"{run.path} exists and is not a run directory of tether. Choose another path.",
             )
         run.path.mkdir(parents=True, exist_ok=True)
         start = {
@@ -395,7 +398,8 @@ class RunDirectory:
         whichever is more.
         """
         return max(
-            time.perf_counter() - start, sum(row.get("time/step", 0.0) for row in self.metrics())
+            time.perf_counter() - start,
+            sum(row.get("time/step", 0.0) for row in self.metrics()),
         )
 
     def truncate(self, last_step: int) -> None:
@@ -406,10 +410,13 @@ class RunDirectory:
             path = self.path / name
             if path.is_file():
                 rows = zip(
-                    read_jsonl(path), path.read_bytes().splitlines(keepends=True), strict=False
+                    read_jsonl(path),
+                    path.read_bytes().splitlines(keepends=True),
+                    strict=False,
                 )
                 _write_whole(
-                    path, b"".join(line for row, line in rows if row.get("step", 0) <= last_step)
+                    path,
+                    b"".join(line for row, line in rows if row.get("step", 0) <= last_step),
                 )
 
     def flush(self) -> None:
@@ -473,7 +480,12 @@ def _differences(
         for key in (key for key in old | later if key not in MAY_CHANGE):
             picked, own = (part.get(key) for part in parts)
             yield from _differences(
-                old.get(key), new.get(key), picked, own, folders, f"{prefix}{key}."
+                old.get(key),
+                new.get(key),
+                picked,
+                own,
+                folders,
+                f"{prefix}{key}.",
             )
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         for place, (before, now) in enumerate(zip(old, new, strict=True)):
@@ -548,7 +560,7 @@ def code_digest() -> str:
         [
             [str(p.relative_to(root)), p.read_text(encoding="utf-8")]
             for p in sorted(root.rglob("*.py"))
-        ]
+        ],
     )
 
 

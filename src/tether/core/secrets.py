@@ -51,7 +51,7 @@ _AS_USER = re.compile(r"(\bhttps?://)[^\s/:@]{12,}(?=@)", re.IGNORECASE)
 _SHAPES = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{8,}|sk-[A-Za-z0-9_-]{8,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{12,}|AKIA[A-Z0-9]{12,}"
     r"|AIza[\w-]{20,}|xox[abprs]-[\w-]{8,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]{8,}"
-    r"|(?:gsk_|r8_|fw_|tgp_v1_|npm_|[rs]k_(?:live|test)_|nvapi-|xai-|pplx-|pypi-|ya29\.)[\w-]{16,})"
+    r"|(?:gsk_|r8_|fw_|tgp_v1_|npm_|[rs]k_(?:live|test)_|nvapi-|xai-|pplx-|pypi-|ya29\.)[\w-]{16,})",
 )
 _SCHEME = re.compile(
     r"((?:\bauthorization['\"]?\s*[:=]\s*['\"]?)(?:Bearer|Basic|Digest|Token)\s+"
@@ -65,7 +65,8 @@ _PEM = re.compile(
     re.DOTALL,
 )
 _SECRET_VARIABLE = re.compile(
-    r"(?:TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|(?:^|_)(?:KEY|PASS|AUTH))$", re.IGNORECASE
+    r"(?:TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|(?:^|_)(?:KEY|PASS|AUTH))$",
+    re.IGNORECASE,
 )
 
 

@@ -103,7 +103,11 @@ class Stopping:
         )
 
     def leave(
-        self, step: int, total: int, place: Path, by: signal.Signals | None = None
+        self,
+        step: int,
+        total: int,
+        place: Path,
+        by: signal.Signals | None = None,
     ) -> NoReturn:
         """End the training after `step`, which has just been saved in `place`; `by`: the request
         that another rank received, if any.
@@ -154,7 +158,8 @@ def begin_program() -> None:
 def ended_by(number: signal.Signals) -> Interrupted:
     """The exception with which a signal ends a program."""
     return Interrupted(
-        f"{'terminated' if number == signal.SIGTERM else 'interrupted'}; {AGAIN}", number
+        f"{'terminated' if number == signal.SIGTERM else 'interrupted'}; {AGAIN}",
+        number,
     )
 
 
@@ -183,7 +188,8 @@ def end_in_time(code: int) -> None:
     def leave() -> None:
         names = ", ".join(sorted(thread.name for thread in LEFT_BEHIND if thread.is_alive()))
         logging.getLogger(__name__).warning(
-            "the program ends without threads of a user's function that do not end: %s", names
+            "the program ends without threads of a user's function that do not end: %s",
+            names,
         )
         sys.stdout.flush()
         os._exit(code)

@@ -288,7 +288,7 @@ class Rollout:
         object.__setattr__(self, "spans", spans)
         if self.logprobs and len(self.logprobs) != self.num_written:
             raise ValueError(
-                f"{len(self.logprobs)} log-probabilities for {self.num_written} tokens of the policy"
+                f"{len(self.logprobs)} log-probabilities for {self.num_written} tokens of the policy",
             )
 
     @property

@@ -92,7 +92,9 @@ class Watchdog:
     def step(self, name: str = "step") -> Iterator[None]:
         """Around one step; costs the start of a thread (under 0.2 ms)."""
         timer = threading.Timer(
-            self.limit, self.late, (f"a {name}", self.limit, threading.get_ident())
+            self.limit,
+            self.late,
+            (f"a {name}", self.limit, threading.get_ident()),
         )
         timer.daemon = True
         timer.start()

@@ -38,7 +38,7 @@ def speed_up(loaded: LoadedModel) -> LoadedModel:
             kind = type(loaded.model).__name__
             raise ModelError(
                 f"model.attention = 'grouped' does not compute what {kind} does; use "
-                "'eager' or 'sdpa'"
+                "'eager' or 'sdpa'",
             )
         attention = plain_attention(config.attention, device, loaded.model)
     loaded.model.set_attn_implementation(attention)

@@ -50,7 +50,8 @@ class Tiles:
         self.seen = (self._rows() > self.lowest / 2).any(1)
         self.first = (
             torch.arange(batch, device=mask.device).repeat_interleave(len(self.seen) // batch)[
-                :, None
+                :,
+                None,
             ]
             * width
         )
@@ -59,7 +60,9 @@ class Tiles:
         """(M, side, keys) of the mask, padded."""
         _, _, time, width = self.mask.shape
         return pad(self.mask[:, 0], (0, 0, 0, -time % self.side), value=self.lowest).reshape(
-            -1, self.side, width
+            -1,
+            self.side,
+            width,
         )
 
     def _number(self, multiple: int) -> Tensor:
@@ -107,7 +110,12 @@ class _Grouped(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, tiles: Tiles, scale: float
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        tiles: Tiles,
+        scale: float,
     ) -> Tensor:
         ctx.save_for_backward(query, key, value)
         ctx.tiles, ctx.scale = tiles, scale
@@ -127,7 +135,12 @@ class _Grouped(torch.autograd.Function):
         query, key, value = ctx.saved_tensors
         if ctx.by_kernel:
             grad, *wide = attend_back(
-                query, key, value, ctx.tiles.ragged, ctx.scale, grads[0].contiguous()
+                query,
+                key,
+                value,
+                ctx.tiles.ragged,
+                ctx.scale,
+                grads[0].contiguous(),
             )
             return grad, *(w.to(key.dtype) for w in wide), None, None
         grad_query = torch.empty_like(query)
@@ -145,10 +158,12 @@ class _Grouped(torch.autograd.Function):
             # d score = p (d p - sum p d p)
             inner = grad @ some_values.transpose(-1, -2)
             inner.sub_(
-                (probabilities * inner).sum(-1, keepdim=True, dtype=wide).to(inner.dtype)
+                (probabilities * inner).sum(-1, keepdim=True, dtype=wide).to(inner.dtype),
             ).mul_(probabilities)
             _add_heads(
-                grad_key, keys, (inner.transpose(-1, -2) @ part.flatten(2, 3)).mul_(ctx.scale)
+                grad_key,
+                keys,
+                (inner.transpose(-1, -2) @ part.flatten(2, 3)).mul_(ctx.scale),
             )
             grad_query[index] = (inner @ some_keys).mul_(ctx.scale).view_as(part)
         return grad_query, grad_key.to(key.dtype), grad_value.to(value.dtype), None, None
@@ -173,7 +188,7 @@ def _probabilities(query: Tensor, key: Tensor, mask: Tensor, scale: float) -> Te
         scores.mul_(scale)
     scores.view(*query.shape[:4], -1).add_(mask)
     return torch.softmax(scores, -1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(
-        query.dtype
+        query.dtype,
     )
 
 
@@ -196,22 +211,28 @@ def grouped_attention(
     """
     if options.get("softcap") or options.get("s_aux") is not None or options.get("dropout"):
         raise NotImplementedError(
-            "grouped attention knows no soft cap, sinks or dropout; set model.attention = 'eager'"
+            "grouped attention knows no soft cap, sinks or dropout; set model.attention = 'eager'",
         )
     if value.shape != key.shape or len({query.dtype, key.dtype, value.dtype}) > 1:
         raise NotImplementedError(
             "grouped attention wants keys and values of one shape and type; "
-            "set model.attention = 'eager'"
+            "set model.attention = 'eager'",
         )
     (batch, heads, time, dim), (kv_heads, width) = query.shape, key.shape[1:3]
     if attention_mask is None:
         attention_mask = additive_mask(
-            query.new_ones(time, width, dtype=torch.bool).tril(width - time), query.dtype
+            query.new_ones(time, width, dtype=torch.bool).tril(width - time),
+            query.dtype,
         )
     tiles = _tiles(attention_mask, (batch, 1, time, width))
     side = tiles.side
     tiled = pad(query, (0, 0, 0, -time % side)).view(
-        batch, kv_heads, heads // kv_heads, -1, side, dim
+        batch,
+        kv_heads,
+        heads // kv_heads,
+        -1,
+        side,
+        dim,
     )
     out = _Grouped.apply(
         tiled.permute(0, 3, 1, 2, 4, 5).flatten(0, 1).contiguous(),
@@ -256,7 +277,7 @@ def pick_attention(attention: str, device: torch.device, model: Any) -> str:
     if attention == "grouped" and foreign:
         raise ModelError(
             "model.attention = 'grouped' cannot be had for this model "
-            f"({foreign[0]}); use 'eager' or 'sdpa'"
+            f"({foreign[0]}); use 'eager' or 'sdpa'",
         )
     return plain_attention(attention, device, model) if foreign else GROUPED
 
@@ -271,7 +292,7 @@ def computes_alike(model: Any) -> bool:
     if key not in _ALIKE:
         rows = model.get_input_embeddings().weight.shape[0]
         ids = torch.randint(rows, (1, 9), generator=torch.Generator().manual_seed(0)).to(
-            model.device
+            model.device,
         )
         states = []
         for attention in ("eager", GROUPED):

@@ -71,7 +71,7 @@ def _memory_sufficed(failed: int, function: Any, arguments: Any) -> None:
         name = function.__name__.rpartition("_")[0]
         raise MemoryError(
             f"attention ({name}) found no memory to work in: sample fewer rows at once, or cut "
-            "smaller micro-batches"
+            "smaller micro-batches",
         )
 
 
@@ -102,13 +102,23 @@ def product(states: Tensor, panels: Tensor, bias: Tensor | None, columns: int) -
     out, inputs = states.new_empty(*states.shape[:-1], columns), states.shape[-1]
     steps = inputs * states.element_size() // 4
     _call(
-        "product", states.dtype, states.numel() // inputs, steps, columns, states, panels, bias, out
+        "product",
+        states.dtype,
+        states.numel() // inputs,
+        steps,
+        columns,
+        states,
+        panels,
+        bias,
+        out,
     )
     return out
 
 
 def draw_tokens(
-    logits: Tensor, uniforms: Tensor, temperature: float
+    logits: Tensor,
+    uniforms: Tensor,
+    temperature: float,
 ) -> tuple[Tensor, Tensor] | None:
     """One token a row, (rows,), and its log-probability, from the whole tempered distribution: see
     sampling.sample_tokens.
@@ -217,7 +227,12 @@ def attend(query: Tensor, key: Tensor, value: Tensor, tiles: Ragged, scale: floa
 
 
 def attend_back(
-    query: Tensor, key: Tensor, value: Tensor, tiles: Ragged, scale: float, grad: Tensor
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    tiles: Ragged,
+    scale: float,
+    grad: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of `attend` in query, key and value, the latter two in float32. The same bits
     at every call.
@@ -234,7 +249,8 @@ def attend_back(
         while end < count and 2 * kv_heads * dim * (starts[end + 1] - starts[first]) <= SHARES:
             end += 1
         shares = query.new_empty(
-            2 * kv_heads * dim * (starts[end] - starts[first]), dtype=torch.float32
+            2 * kv_heads * dim * (starts[end] - starts[first]),
+            dtype=torch.float32,
         )
         some = (
             tiles.starts[first:],

@@ -86,7 +86,10 @@ class LlamaDecoder:
         self.in_place = True
 
     def prefill(
-        self, ids: Tensor, prefix: KeysAndValues, lengths: Tensor | None = None
+        self,
+        ids: Tensor,
+        prefix: KeysAndValues,
+        lengths: Tensor | None = None,
     ) -> tuple[Tensor, KeysAndValues]:
         """See Decoder.prefill. Padding takes part in attention alone, where it costs little."""
         (rows, time), start = ids.shape, prefix[0][0].shape[2] if prefix else 0
@@ -104,7 +107,8 @@ class LlamaDecoder:
             padded = heads.new_zeros(rows * time, heads.shape[1], self.dim)
             padded[index] = heads
             parts = padded.view(rows, time, -1, self.dim).split(
-                [self.heads, self.kv_heads, self.kv_heads], 2
+                [self.heads, self.kv_heads, self.kv_heads],
+                2,
             )
             query, keys, values = (part.transpose(1, 2) for part in parts)
             if prefix:
@@ -115,13 +119,19 @@ class LlamaDecoder:
             cached.append((keys, values))
             visible = (age >= 0) if layer.window is None else (age >= 0) & (age < layer.window)
             attended = scaled_dot_product_attention(
-                query, keys, values, attn_mask=visible, enable_gqa=True
+                query,
+                keys,
+                values,
+                attn_mask=visible,
+                enable_gqa=True,
             )
             return attended.transpose(1, 2).reshape(rows * time, -1)[index]
 
         states = self._run(ids.flatten()[index], place.repeat(rows)[index], attend)
         return states.new_zeros(rows * time, states.shape[1]).index_copy(0, index, states).view(
-            rows, time, -1
+            rows,
+            time,
+            -1,
         ), cached
 
     def decode(self, tokens: Tensor, cache: Slots) -> Tensor:
@@ -130,10 +140,17 @@ class LlamaDecoder:
 
         def attend(number: int, layer: _Layer, heads: Tensor) -> Tensor:
             query, keys, values = heads[:, :, None].split(
-                [self.heads, self.kv_heads, self.kv_heads], 1
+                [self.heads, self.kv_heads, self.kv_heads],
+                1,
             )
             attended = decode(
-                query, keys, values, stores[number], cache.lengths, scale=scale, window=layer.window
+                query,
+                keys,
+                values,
+                stores[number],
+                cache.lengths,
+                scale=scale,
+                window=layer.window,
             )
             assert attended is not None
             return attended.view(len(tokens), -1)
@@ -141,7 +158,10 @@ class LlamaDecoder:
         return self._run(tokens, cache.lengths, attend)
 
     def _run(
-        self, tokens: Tensor, positions: Tensor, attend: Callable[[int, _Layer, Tensor], Tensor]
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        attend: Callable[[int, _Layer, Tensor], Tensor],
     ) -> Tensor:
         """(rows,) tokens at their positions -> (rows, dim); `attend` turns a layer's projected
         heads into what they attend to.
@@ -153,7 +173,12 @@ class LlamaDecoder:
             states = add_norm(residual, delta, layer.before, self.epsilon)
             heads = layer.attention(states).view(len(tokens), -1, self.dim)
             rotate(
-                heads, self.heads, self.kv_heads, cosines, sines, (*layer.head_norms, self.epsilon)
+                heads,
+                self.heads,
+                self.kv_heads,
+                cosines,
+                sines,
+                (*layer.head_norms, self.epsilon),
             )
             delta = layer.out(attend(number, layer, heads))
             states = add_norm(residual, delta, layer.after, self.epsilon)

@@ -74,7 +74,8 @@ def compiled(
                 if file.startswith(f"{name}-") and (library := _loaded(place, file)) is not None:
                     return library
             return _loaded(
-                place, _build(folder, name, [compiler, *flags, "-fPIC", "-c", str(source)], links)
+                place,
+                _build(folder, name, [compiler, *flags, "-fPIC", "-c", str(source)], links),
             )
     except (OSError, subprocess.SubprocessError):
         return None

@@ -41,7 +41,8 @@ class Product:
             return
         self.versions = versions
         weights, biases = zip(
-            *(_merged(source, self.adapter) for source in self.sources), strict=True
+            *(_merged(source, self.adapter) for source in self.sources),
+            strict=True,
         )
         filled = [
             w.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)
@@ -140,7 +141,7 @@ class Panels:
             given = f"{states.dtype} of width {states.shape[-1]}"
             raise RuntimeError(
                 f"a matrix of {self.panels.dtype} with {self.inputs} inputs cannot be multiplied "
-                f"with states of {given}"
+                f"with states of {given}",
             )
         return kernels.product(states.contiguous(), self.panels, self.bias, self.columns)
 
@@ -156,7 +157,12 @@ def _laid_out(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]
     ):
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, 64)
         return lambda states: torch.ops.mkldnn._linear_pointwise(
-            states, packed, bias, "none", [], ""
+            states,
+            packed,
+            bias,
+            "none",
+            [],
+            "",
         )
     return lambda states: linear(states, weight, bias)
 

@@ -72,7 +72,7 @@ def make_batch(
         # its own, and no position is beyond what a sequence has. Alone they run on, which keeps the
         # causal mask implicit; no real token sees its right.
         table.append(
-            tokens + [(pad_id, 0 if together else t, -1, 0, 0) for t in range(len(tokens), width)]
+            tokens + [(pad_id, 0 if together else t, -1, 0, 0) for t in range(len(tokens), width)],
         )
     columns = torch.from_numpy(np.array(table, dtype=np.int64)).permute(2, 0, 1).contiguous()
     ids, positions, document_of, prompt_of, answer_of = columns
@@ -92,7 +92,9 @@ def make_batch(
 
 
 def _write(
-    tokens: list[Token], document: int, members: Sequence[Encoded]
+    tokens: list[Token],
+    document: int,
+    members: Sequence[Encoded],
 ) -> Iterator[tuple[int, list[int]]]:
     """Append a document to a row. Members keep their order and get the places of their tokens in
     the row.
@@ -129,7 +131,10 @@ def documents_of(sequences: Sequence[Encoded], limit: int) -> list[list[int]]:
 
 
 def _grouped(
-    sequences: Sequence[Encoded], parts: list[list[int]], limit: int, common: int | None
+    sequences: Sequence[Encoded],
+    parts: list[list[int]],
+    limit: int,
+    common: int | None,
 ) -> list[list[int]]:
     """Join parts whose prompts agree in their first `common` tokens (None: in all)."""
     latest: dict[tuple[int, ...], list[int]] = {}
@@ -167,7 +172,7 @@ def _tree(sequences: Sequence[Encoded]) -> tuple[int, list[list[int]]]:
     first, last = min(prompts), max(prompts)  # in the order of the alphabet these two differ first
     shortest = min(map(len, prompts))
     return next((i for i in range(shortest) if first[i] != last[i]), shortest), list(
-        prompts.values()
+        prompts.values(),
     )
 
 
@@ -180,7 +185,10 @@ class Reader(Protocol):
 
 
 def batches_for(
-    reader: Reader, sequences: Sequence[Encoded], pad_id: int, budget: int
+    reader: Reader,
+    sequences: Sequence[Encoded],
+    pad_id: int,
+    budget: int,
 ) -> Iterator[tuple[list[int], TokenBatch]]:
     """Micro-batches of at most `budget` padded tokens for a role, each with the places of its
     sequences.
@@ -190,13 +198,16 @@ def batches_for(
         yield (
             cut,
             make_batch([sequences[i] for i in cut], pad_id, document_tokens=limit).to(
-                reader.device
+                reader.device,
             ),
         )
 
 
 def cut_batches(
-    sequences: Sequence[Encoded], budget: int, *, document_tokens: int = 0
+    sequences: Sequence[Encoded],
+    budget: int,
+    *,
+    document_tokens: int = 0,
 ) -> list[list[int]]:
     """Indices of `sequences` as micro-batches of at most `budget` padded tokens, documents in one
     piece.
@@ -205,13 +216,17 @@ def cut_batches(
     """
     documents = documents_of(sequences, document_tokens)
     cuts = cut_together(
-        [[sequences[i] for i in document] for document in documents], budget, document_tokens
+        [[sequences[i] for i in document] for document in documents],
+        budget,
+        document_tokens,
     )
     return [[i for part in cut for i in documents[part]] for cut in cuts]
 
 
 def cut_together(
-    parts: Sequence[Sequence[Encoded]], budget: int, document_tokens: int
+    parts: Sequence[Sequence[Encoded]],
+    budget: int,
+    document_tokens: int,
 ) -> list[list[int]]:
     """Indices of parts, none of which is separated, whose batch takes at most `budget` padded
     tokens, one part at least.

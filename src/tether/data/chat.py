@@ -84,7 +84,7 @@ class ChatEncoder:
         if not stop_ids:
             raise ModelError(
                 "the tokenizer has no EOS token, so no response could ever end. Set "
-                "model.stop_tokens."
+                "model.stop_tokens.",
             )
         self.tokenizer = tokenizer
         self.stop_ids = stop_ids
@@ -154,7 +154,9 @@ class ChatEncoder:
         return tuple(self._context(text, self.chat.replies(messages))[0])
 
     def conversation(
-        self, messages: Conversation, train: Literal["all", "last"] = "all"
+        self,
+        messages: Conversation,
+        train: Literal["all", "last"] = "all",
     ) -> Encoded:
         """The ids of a whole conversation; the assistant's turns count, each with the stop token
         that ends it.
@@ -175,7 +177,9 @@ class ChatEncoder:
         return encoded
 
     def conversations(
-        self, messages: Conversation, train: Literal["all", "last"] = "all"
+        self,
+        messages: Conversation,
+        train: Literal["all", "last"] = "all",
     ) -> list[Encoded]:
         """The sequences that train every counted reply of a conversation once, each behind what a
         model would have seen.
@@ -206,7 +210,10 @@ class ChatEncoder:
         return sequences
 
     def rollout(
-        self, prompt_ids: tuple[int, ...], response_ids: tuple[int, ...], spans: Spans = ()
+        self,
+        prompt_ids: tuple[int, ...],
+        response_ids: tuple[int, ...],
+        spans: Spans = (),
     ) -> Encoded:
         """A response as it was sampled: the tokens of its spans count; none given: all of them."""
         counts = [not spans] * len(response_ids)
@@ -215,7 +222,9 @@ class ChatEncoder:
         return Encoded(prompt_ids + response_ids, (False,) * len(prompt_ids) + tuple(counts))
 
     def rollout_for_scoring(
-        self, prompt_ids: tuple[int, ...], response_ids: tuple[int, ...]
+        self,
+        prompt_ids: tuple[int, ...],
+        response_ids: tuple[int, ...],
     ) -> Encoded:
         """A sampled response as the reward model was trained to see it: ended by a stop token,
         sampled or not.
@@ -238,7 +247,8 @@ class ChatEncoder:
     def adds_stops(self) -> bool:
         """True if the template writes no stop token after a reply, so that one is added."""
         reply = self.chat.reply(
-            self._with_system((user("a"), assistant("b"))), 1 if self.system_prompt is None else 2
+            self._with_system((user("a"), assistant("b"))),
+            1 if self.system_prompt is None else 2,
         )
         return not any(i in self.stop_ids for i in self._tokenize(reply.text))
 
@@ -246,7 +256,9 @@ class ChatEncoder:
         return self.chat.render(messages, waiting=waiting)
 
     def _sequence(
-        self, replies: Sequence[RenderedReply], wanted: set[int]
+        self,
+        replies: Sequence[RenderedReply],
+        wanted: set[int],
     ) -> tuple[Encoded, set[int]]:
         """The conversation up to the last of these replies; of the wanted ones those count that it
         has as they were generated.
@@ -270,7 +282,9 @@ class ChatEncoder:
         return Encoded(tuple(ids), tuple(trained)), counted
 
     def _context(
-        self, text: str, replies: Sequence[RenderedReply]
+        self,
+        text: str,
+        replies: Sequence[RenderedReply],
     ) -> tuple[list[int], dict[int, tuple[int, int]]]:
         """The ids of a rendered text, and the first and last place + 1 of each reply that is in it
         as it was generated.
@@ -319,7 +333,7 @@ class ChatEncoder:
         if max(ids, default=0) >= self.vocabulary:
             token = self.tokenizer.convert_ids_to_tokens(max(ids))
             raise DataError(
-                f"the model has no embedding for the token {token!r}, which its tokenizer lists"
+                f"the model has no embedding for the token {token!r}, which its tokenizer lists",
             )
         return ids
 
@@ -340,7 +354,7 @@ class ChatEncoder:
 
         def pieces(text: str) -> list[str]:
             return self.tokenizer.convert_ids_to_tokens(
-                self.tokenizer(text, add_special_tokens=False)["input_ids"]
+                self.tokenizer(text, add_special_tokens=False)["input_ids"],
             )
 
         if not pieces("The")[:1] or not pieces("The")[0].startswith("▁"):

@@ -157,7 +157,11 @@ class Inspection:
         self._sample(record, texts)
 
     def _compare(
-        self, record: Comparison, chosen: int, rejected: int, texts: Mapping[str, str]
+        self,
+        record: Comparison,
+        chosen: int,
+        rejected: int,
+        texts: Mapping[str, str],
     ) -> None:
         self.ties += record.tie
         if not record.tie and chosen != rejected:
@@ -208,14 +212,20 @@ def inspect_data(
     inspection = Inspection(str(path), wanted, files, unread, num_examples=num_examples)
     aside = inspection.quarantine
     for record in read(
-        list(files), wanted, format=format, quarantine=aside, limit=limit, columns=columns
+        list(files),
+        wanted,
+        format=format,
+        quarantine=aside,
+        limit=limit,
+        columns=columns,
     ):
         inspection.add(record)
     return inspection
 
 
 def _layouts(
-    path: str | Path, columns: Mapping[str, str] | None
+    path: str | Path,
+    columns: Mapping[str, str] | None,
 ) -> tuple[dict[str, Format], dict[str, str]]:
     """The format of a file, or of a folder's files that hold the first one's kind of row, and why
     the others are left out.
@@ -302,7 +312,7 @@ def longer_chosen(pairs: Sequence[Comparison]) -> Estimate | None:
             _longer_side(pair, chosen > rejected)
             for pair, chosen, rejected in sides
             if chosen != rejected
-        ]
+        ],
     )
 
 
@@ -330,14 +340,20 @@ def inspection_tables(inspection: Inspection) -> RenderableType:
     from rich.console import Group
 
     parts: list[RenderableType] = [
-        _table("", [("source", inspection.source), *_overview(inspection)])
+        _table("", [("source", inspection.source), *_overview(inspection)]),
     ]
     if inspection.lengths:
         rows = [(name, *summarise(lengths)) for name, lengths in inspection.lengths.items()]
         parts.append(
             _table(
-                "lengths in words, not tokens", rows, "", "mean", "median", "95% at most", "longest"
-            )
+                "lengths in words, not tokens",
+                rows,
+                "",
+                "mean",
+                "median",
+                "95% at most",
+                "longest",
+            ),
         )
     if inspection.quarantine.count:
         first = {
@@ -354,14 +370,16 @@ def inspection_tables(inspection: Inspection) -> RenderableType:
     for number, texts in enumerate(inspection.examples, 1):
         parts.append(
             _table(
-                f"example {number}", [(name, _shortened(words)) for name, words in texts.items()]
-            )
+                f"example {number}",
+                [(name, _shortened(words)) for name, words in texts.items()],
+            ),
         )
     path = json.dumps(
-        list(inspection.files) if inspection.unread else inspection.source, ensure_ascii=False
+        list(inspection.files) if inspection.unread else inspection.source,
+        ensure_ascii=False,
     )
     parts.append(
-        f"Use it in {READ_BY[inspection.kind]}:\n  data = {{ path = {path} }}".replace("[", "\\[")
+        f"Use it in {READ_BY[inspection.kind]}:\n  data = {{ path = {path} }}".replace("[", "\\["),
     )
     return Group(*parts)
 
@@ -387,14 +405,14 @@ def _overview(inspection: Inspection) -> list[tuple[str, str]]:
             (
                 "votes that agree",
                 f"{votes.value:.1%} of {votes.count:,}, on {votes.num_pairs:,} pairs",
-            )
+            ),
         )
     for family, count in inspection.rendered.items():
         rows.append(
             (
                 "rendered already",
                 f"{count:,} prompts (marks of {family}): read as turns, see model.rendered_texts",
-            )
+            ),
         )
     if inspection.quarantine.unused:
         rows.append(("columns not used", inspection.quarantine.unused_columns(40)))

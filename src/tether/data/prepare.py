@@ -61,7 +61,7 @@ def prepare(
     reasons = dict(Counter(skipped) + Counter(more))
     if not train:
         raise DataError(
-            f"none of {len(rows)} {noun} can be used for training: {reasons or 'there are none'}"
+            f"none of {len(rows)} {noun} can be used for training: {reasons or 'there are none'}",
         )
     warn_without_held_out(len(test), heldout_fraction, noun)
     return Split(train, test, reasons, more.get("tie", 0))
@@ -101,7 +101,8 @@ def limit_of(encoder: ChatEncoder, max_length: int, option: str) -> Limit:
     """The smaller one of a stage's `max_length`, the setting `option`, and the model's context."""
     if encoder.context_length < max_length:
         return Limit(
-            encoder.context_length, f"the model's context of {encoder.context_length} tokens"
+            encoder.context_length,
+            f"the model's context of {encoder.context_length} tokens",
         )
     return Limit(max_length, f"{option} = {max_length} tokens")
 
@@ -132,7 +133,7 @@ def by_prompt(
     for group, sequences, label in rows:
         places, members = groups.setdefault(group, ({}, []))
         members.append(
-            (*(places.setdefault(sequence, len(places)) for sequence in sequences), *label)
+            (*(places.setdefault(sequence, len(places)) for sequence in sequences), *label),
         )
     for group, (places, members) in groups.items():
         yield group, tuple(places), *zip(*members, strict=True)
@@ -194,7 +195,7 @@ def by_votes(comparisons: Sequence[Comparison]) -> list[Comparison]:
     if comparisons and not any(row.annotations for row in comparisons):
         raise DataError(
             "labels = 'votes' asks for the annotators' votes, and no comparison has "
-            "any. Use labels = 'given'"
+            "any. Use labels = 'given'",
         )
 
     def share(row: Comparison) -> float:
@@ -258,7 +259,11 @@ def pairs_of(rankings: Sequence[Ranking]) -> Pairs:
         (start + chosen, start + rejected, *label, ranking.group)
         for start, ranking in zip(starts, rankings, strict=False)
         for chosen, rejected, *label in zip(
-            ranking.chosen, ranking.rejected, ranking.probability, ranking.margin, strict=True
+            ranking.chosen,
+            ranking.rejected,
+            ranking.probability,
+            ranking.margin,
+            strict=True,
         )
     ]
     return Pairs(*([row[column] for row in rows] for column in range(5)))  # type: ignore[arg-type]
@@ -270,7 +275,10 @@ def sequences_of(rows: Iterable[Gathered]) -> list[Encoded]:
 
 
 def cut_rankings(
-    rankings: Sequence[GatheredT], budget: int, *, document_tokens: int = 0
+    rankings: Sequence[GatheredT],
+    budget: int,
+    *,
+    document_tokens: int = 0,
 ) -> list[list[GatheredT]]:
     """Rankings together as long as the padded size of their batch fits; a prompt's responses are
     never separated.
@@ -282,7 +290,10 @@ def cut_rankings(
 
 
 def encode_feedback(
-    rows: Sequence[Feedback], encoder: ChatEncoder, max_length: int, option: str = "max_length"
+    rows: Sequence[Feedback],
+    encoder: ChatEncoder,
+    max_length: int,
+    option: str = "max_length",
 ) -> Encoding[JudgedPrompt]:
     """Verdicts gathered by prompt, each distinct response encoded once; unusable rows are counted
     by reason.
@@ -325,12 +336,12 @@ def prepare_feedback(
         raise DataError(
             f"all responses to train on are {'desirable' if kinds.pop() else 'undesirable'}: KTO "
             "learns from both kinds. "
-            "Add responses of the other kind; desirable ones alone are demonstrations, for sft."
+            "Add responses of the other kind; desirable ones alone are demonstrations, for sft.",
         )
     if len(split.train) == 1:
         raise DataError(
             "all responses to train on answer one prompt: KTO compares them with "
-            "answers to other prompts. Add some."
+            "answers to other prompts. Add some.",
         )
     return split
 
@@ -358,7 +369,8 @@ def mismatched(judged: Sequence[JudgedPrompt], max_length: int) -> list[tuple[En
         for index, sequence in enumerate(row.sequences):
             start = sequence.prompt_length
             pair = Encoded(
-                prompt + sequence.ids[start:], (False,) * len(prompt) + sequence.trained[start:]
+                prompt + sequence.ids[start:],
+                (False,) * len(prompt) + sequence.trained[start:],
             )
             if row is not other and pair != sequence and len(pair) <= max_length:
                 pairs.append((pair, row.responses.count(index)))

@@ -108,7 +108,7 @@ class Marks:
         if before:
             raise DataError(
                 f"not a rendered conversation: {before[:40]!r} stands before the "
-                f"first mark of {self.name}"
+                f"first mark of {self.name}",
             )
         messages: list[Message] = []
         for header, following in zip(headers, [*headers[1:], None], strict=True):
@@ -208,7 +208,11 @@ FAMILIES: tuple[Marks, ...] = (
     ),
     _family("Llama 2 and Mistral", "[INST]", "[/INST]", "", "<s> </s>"),
     _family(
-        "Gemma", "<start_of_turn>user", "<start_of_turn>model", "", "<bos> <end_of_turn> <eos>"
+        "Gemma",
+        "<start_of_turn>user",
+        "<start_of_turn>model",
+        "",
+        "<bos> <end_of_turn> <eos>",
     ),
     _family(
         "Zephyr and Phi",
@@ -247,7 +251,9 @@ def family_of(text: str) -> Marks | None:
 
 
 def unrendered(
-    messages: Conversation, known_marks: Sequence[Marks], mode: Rendered
+    messages: Conversation,
+    known_marks: Sequence[Marks],
+    mode: Rendered,
 ) -> Conversation:
     """The conversation with the texts that a template has rendered already as turns, each such text
     named once in the log.
@@ -298,13 +304,16 @@ def _with_turns(messages: Conversation, place: int, marks: Marks) -> Conversatio
 
 
 def _bare_reply(
-    message: Message, earlier: Conversation, known_marks: Sequence[Marks], mode: Rendered
+    message: Message,
+    earlier: Conversation,
+    known_marks: Sequence[Marks],
+    mode: Rendered,
 ) -> Conversation:
     """A reply without a template's marks around it, or the turns behind the prompt that it
     repeats.
     """
     if (marks := _found(message.content, known_marks, mode)) is not None and marks.begins(
-        message.content
+        message.content,
     ):
         turns = marks.turns(message.content)
         before = [turn.content.strip() for turn in earlier]
@@ -313,7 +322,7 @@ def _bare_reply(
         if [turn.content for turn in turns[: len(before)]] != before or len(turns) == len(before):
             raise DataError(
                 "a reply holds a rendered conversation that does not begin with its "
-                "prompt; see model.rendered_texts"
+                "prompt; see model.rendered_texts",
             )
         _report(marks)
         *between, last = turns[len(before) :]
@@ -379,7 +388,9 @@ def marks_of(render: Callable[[Conversation, bool], str], ends: tuple[str, ...])
 
 
 def _system_header(
-    render: Callable[[Conversation, bool], str], asks: str, ends: tuple[str, ...]
+    render: Callable[[Conversation, bool], str],
+    asks: str,
+    ends: tuple[str, ...],
 ) -> str:
     """The text before a system turn; empty where the template has none, or writes the system text
     into the user's turn.

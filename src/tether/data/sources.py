@@ -93,7 +93,7 @@ class Quarantine:
             except OSError as error:
                 raise DataError(
                     f"bad rows cannot be written to {self._path}: {error.strerror}. "
-                    "Name another file."
+                    "Name another file.",
                 ) from None
 
     def absorb(self, other: Quarantine) -> None:
@@ -162,7 +162,7 @@ def read(
     """
     if kind not in KINDS:
         raise DataError(
-            f"cannot read {kind!r}: it is not one of {', '.join(k.__name__ for k in KINDS)}."
+            f"cannot read {kind!r}: it is not one of {', '.join(k.__name__ for k in KINDS)}.",
         )
     if limit is not None and limit < 0:
         raise DataError(f"limit is {limit}; it must be 0 or more, or None for all records.")
@@ -173,7 +173,8 @@ def read(
         r
         for place in files
         for r in _File(place, quarantine, strict, seen, check=check, columns=columns or {}).records(
-            kind, layout
+            kind,
+            layout,
         )
     )
     return itertools.islice(records, limit)
@@ -217,7 +218,8 @@ def look(
     for place in places(local)[:LOOKED_AT] if local else ():
         next(
             _File(place, Quarantine(keep=0), strict, set(), columns=columns or {}).records(
-                kind, layout
+                kind,
+                layout,
             ),
             None,
         )
@@ -322,7 +324,7 @@ class _File:
         if self.strict and not isinstance(error, LeftOutError):
             raise DataError(
                 f"{self.place.name}, line {line}: {reason}. Mend or remove the row, "
-                "or read without strict."
+                "or read without strict.",
             )
         for quarantine in (self.bad, self.quarantine):
             if quarantine is not None:
@@ -379,7 +381,7 @@ class _File:
         if name := next((name for name in self._strange if name in unread), ""):
             raise DataError(
                 f"data.columns gives a column the name {name!r}, which no format has "
-                f"({self._strange[name]})."
+                f"({self._strange[name]}).",
             )
 
     @cached_property
@@ -407,13 +409,13 @@ class _File:
     def _unusable(self) -> DataError:
         if not self.bad.count:
             return DataError(
-                f"{self.place.name} is empty: it holds no rows. Give a file that has some."
+                f"{self.place.name} is empty: it holds no rows. Give a file that has some.",
             )
         first = self.bad.examples[0]
         return DataError(
             f"{self.place.name}: none of its {self.bad.count} rows can be used: "
             f"{self.bad.top_reasons()}. The first, line {first['line']}: {first['reason']}. Mend "
-            "the rows, or name their format if that is another."
+            "the rows, or name their format if that is another.",
         )
 
 
@@ -466,7 +468,7 @@ def split_by_group(rows: Iterable[T], fraction: float, seed: int = 0) -> tuple[l
     """
     if not 0.0 <= fraction <= 1.0:
         raise DataError(
-            f"a part of {fraction} of the data is impossible; fraction lies between 0 and 1."
+            f"a part of {fraction} of the data is impossible; fraction lies between 0 and 1.",
         )
     parts: tuple[list[T], list[T]] = ([], [])
     for row in rows:

@@ -97,13 +97,14 @@ class StepEncoder:
         if all(target is None for target in targets):
             raise DataError("no label to train on")
         tokens = self.encoder.conversation(
-            (*row.prompt, assistant(self.delimiters[0].join(pieces))), "last"
+            (*row.prompt, assistant(self.delimiters[0].join(pieces))),
+            "last",
         )
         ends = self.step_ends(tokens.ids[tokens.prompt_length :])
         if len(ends) != len(pieces):
             raise DataError(
                 "the template or the tokenizer changes the steps: other ones are "
-                "found in the tokens"
+                "found in the tokens",
             )
         labels = tuple(None if k is None else row.labels[k] for k in owners)
         return Solution(
@@ -120,7 +121,8 @@ class StepEncoder:
     def prefix(self, solution: Solution, count: int) -> Encoded:
         """The solution as if it ended after its first `count` pieces."""
         return self.encoder.conversation(
-            (*solution.prompt, assistant(self.delimiters[0].join(solution.pieces[:count]))), "last"
+            (*solution.prompt, assistant(self.delimiters[0].join(solution.pieces[:count]))),
+            "last",
         )
 
     def step_ends(self, response_ids: Sequence[int]) -> tuple[int, ...]:
@@ -143,7 +145,7 @@ class StepEncoder:
     @property
     def _pattern(self) -> re.Pattern[str]:
         return re.compile(
-            "|".join(re.escape(d) for d in sorted(self.delimiters, key=len, reverse=True))
+            "|".join(re.escape(d) for d in sorted(self.delimiters, key=len, reverse=True)),
         )
 
     def _cut(self, text: str) -> list[str]:
@@ -154,12 +156,17 @@ class StepEncoder:
         may be half a letter.
         """
         return bisect_left(
-            range(len(ids)), True, low, key=lambda k: self._decode(ids[: k + 1]).startswith(head)
+            range(len(ids)),
+            True,
+            low,
+            key=lambda k: self._decode(ids[: k + 1]).startswith(head),
         )
 
     def _decode(self, ids: list[int]) -> str:
         return self.encoder.tokenizer.decode(
-            ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+            ids,
+            skip_special_tokens=False,
+            clean_up_tokenization_spaces=False,
         )
 
     def _targets(self, row: StepLabels, owners: Sequence[int | None]) -> tuple[float | None, ...]:
@@ -178,7 +185,7 @@ class StepEncoder:
         if len(cells) != len(row.steps):
             raise DataError(
                 f"uneven lists: {len(row.steps)} steps but {len(cells)} in column "
-                f"{self.label_column}"
+                f"{self.label_column}",
             )
         given = [None if missing(cell) else number(cell, self.label_column) for cell in cells]
         if any(
@@ -188,7 +195,7 @@ class StepEncoder:
             wanted = "between 0 and 1" if self.classes == 2 else "-1, 0 or 1"
             raise DataError(
                 f"label out of range: column {self.label_column} must hold numbers "
-                f"that are {wanted}"
+                f"that are {wanted}",
             )
         return [None if x is None else x + (self.classes == 3) for x in given]
 
@@ -202,7 +209,10 @@ class StepEncoder:
 
 
 def encode_solutions(
-    rows: Sequence[StepLabels], encoder: StepEncoder, max_length: int, option: str
+    rows: Sequence[StepLabels],
+    encoder: StepEncoder,
+    max_length: int,
+    option: str,
 ) -> Encoding[Solution]:
     """The usable rows encoded, and the others counted by reason; that of too long ones names
     `option`, the setting.

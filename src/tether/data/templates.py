@@ -62,12 +62,15 @@ class ChatTemplate:
     """
 
     def __init__(
-        self, tokenizer: Any, template: str | Mapping[str, str] | None, stops: Sequence[str]
+        self,
+        tokenizer: Any,
+        template: str | Mapping[str, str] | None,
+        stops: Sequence[str],
     ) -> None:
         self.tokenizer = tokenizer
         self.stops = tuple(stop for stop in stops if stop)
         self.text, self.for_tools = _templates(
-            template or tokenizer.chat_template or _plain_template(tokenizer)
+            template or tokenizer.chat_template or _plain_template(tokenizer),
         )
 
     def replies(self, messages: Conversation) -> list[RenderedReply]:
@@ -83,11 +86,12 @@ class ChatTemplate:
         before = self.render(earlier, waiting=True)
         after = self.render(messages[: index + 1], waiting=False)
         if message.tool_calls and after == self.render(
-            (*earlier, replace(message, tool_calls=())), waiting=False
+            (*earlier, replace(message, tool_calls=())),
+            waiting=False,
         ):
             raise DataError(
                 "the chat template leaves out tool calls; set model.chat_template to "
-                "one that writes them"
+                "one that writes them",
             )
         if after.startswith(before):
             text = after[len(before) :]
@@ -98,17 +102,21 @@ class ChatTemplate:
         if any(thought not in reply for thought in _thoughts(message)):
             raise DataError(
                 "the chat template leaves out the reasoning of a reply; set model.chat_template "
-                "to one that writes it"
+                "to one that writes it",
             )
         if _kept(message) not in reply:
             raise DataError(
                 "the chat template rewrites an assistant turn; set "
-                "model.chat_template to one that keeps it"
+                "model.chat_template to one that keeps it",
             )
         return RenderedReply(before, reply, message.train)
 
     def _behind_last_turn(
-        self, earlier: Conversation, message: Message, before: str, after: str
+        self,
+        earlier: Conversation,
+        message: Message,
+        before: str,
+        after: str,
     ) -> tuple[str, str]:
         """Context and reply where the template renders earlier turns differently once they have
         been answered.
@@ -124,7 +132,7 @@ class ChatTemplate:
         if not last or last not in before or last not in after:
             raise DataError(
                 "the chat template does not keep earlier turns as they were, so prompt and "
-                "response cannot be told apart; set model.chat_template to one that does"
+                "response cannot be told apart; set model.chat_template to one that does",
             )
         waiting = _behind(before, last)
         answered = self._answered(after, last, message)
@@ -138,7 +146,11 @@ class ChatTemplate:
         return text[text.rindex(last, 0, max(end, text.index(last) + len(last))) + len(last) :]
 
     def _opened(
-        self, earlier: Conversation, message: Message, before: str, answered: str
+        self,
+        earlier: Conversation,
+        message: Message,
+        before: str,
+        answered: str,
     ) -> tuple[str, str]:
         """Context and reply where the template's prompt opens something that its rendering of the
         reply does not begin with.
@@ -190,11 +202,12 @@ class ChatTemplate:
         replies may go.
         """
         if (tools := _tools(messages)) and text == self.render(
-            tuple(replace(message, tools="") for message in messages), waiting=True
+            tuple(replace(message, tools="") for message in messages),
+            waiting=True,
         ):
             raise DataError(
                 f"the chat template leaves out {len(tools)} tools; set "
-                "model.chat_template to one that writes them"
+                "model.chat_template to one that writes them",
             )
         position = 0
         for message in messages:
@@ -204,14 +217,14 @@ class ChatTemplate:
                 if content not in text and json.dumps(content)[1:-1] not in text:
                     raise DataError(
                         f"the chat template leaves out a {message.role} turn; set "
-                        "model.chat_template to one that keeps it"
+                        "model.chat_template to one that keeps it",
                     )
                 continue
             place = text.find(content, position)
             if place < 0:
                 raise DataError(
                     f"the chat template leaves out or rewrites {message.role} turns; "
-                    "set model.chat_template to one that keeps earlier turns"
+                    "set model.chat_template to one that keeps earlier turns",
                 )
             position = place + len(content)
 
@@ -239,7 +252,8 @@ class ChatTemplate:
         """The key under which each template looks for a reply's thought."""
         return {
             template: next(
-                (key for key in _REASONING if re.search(rf"\b{key}\b", template)), _REASONING[0]
+                (key for key in _REASONING if re.search(rf"\b{key}\b", template)),
+                _REASONING[0],
             )
             for template in (self.text, self.for_tools)
             if template is not None
@@ -255,7 +269,9 @@ class ChatTemplate:
             rows = [{"role": "user", "content": content}]
             try:
                 return _PROBES[0] in self.tokenizer.apply_chat_template(
-                    rows, chat_template=self.text, tokenize=False
+                    rows,
+                    chat_template=self.text,
+                    tokenize=False,
                 )
             except Exception:  # noqa: BLE001  (see `render`)
                 return False
@@ -275,7 +291,7 @@ def _templates(template: str | Mapping[str, str]) -> tuple[str, str | None]:
     if "default" not in template:
         raise ModelError(
             f"the tokenizer has the chat templates {', '.join(sorted(template))} and no default "
-            "one. Set model.chat_template."
+            "one. Set model.chat_template.",
         )
     return template["default"], template.get("tool_use")
 

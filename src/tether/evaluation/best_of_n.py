@@ -73,7 +73,7 @@ def favourites(
     values = [[next(rewards) for _ in group] for group in groups]
     picks = {n: [(place, _favourite(pool[:n])) for place, pool in enumerate(values)] for n in sizes}
     chosen = sorted(
-        {(place, best) for row in picks.values() for place, best in row if best is not None}
+        {(place, best) for row in picks.values() for place, best in row if best is not None},
     )
     judged = {
         key: score.value
@@ -92,7 +92,9 @@ def _favourite(scores: Sequence[float | None]) -> int | None:
 
 
 def over_best_of_n(
-    start: Mapping[int, MaybeScores], after: MaybeScores, groups: Sequence[str]
+    start: Mapping[int, MaybeScores],
+    after: MaybeScores,
+    groups: Sequence[str],
 ) -> dict[str, Json]:
     """By n: best of n of the start (`before`) and one answer of the policy (`after`), gain and win
     rate, and KL of the former.

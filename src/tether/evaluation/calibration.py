@@ -22,7 +22,9 @@ class ReliabilityBin(NamedTuple):
 
 
 def reliability_curve(
-    probabilities: Numbers, outcomes: Numbers | None = None, num_bins: int = 10
+    probabilities: Numbers,
+    outcomes: Numbers | None = None,
+    num_bins: int = 10,
 ) -> list[ReliabilityBin]:
     """Compare predicted probabilities with observed frequencies, in bins of equal width.
 
@@ -51,13 +53,15 @@ def reliability_curve(
         inside = indices == index
         means = float(predicted[inside].mean()), float(np.asarray(observed)[inside].mean())
         curve.append(
-            ReliabilityBin(float(edges[index]), float(edges[index + 1]), *means, int(inside.sum()))
+            ReliabilityBin(float(edges[index]), float(edges[index + 1]), *means, int(inside.sum())),
         )
     return curve
 
 
 def expected_calibration_error(
-    probabilities: Numbers, outcomes: Numbers | None = None, num_bins: int = 10
+    probabilities: Numbers,
+    outcomes: Numbers | None = None,
+    num_bins: int = 10,
 ) -> float:
     """Average the distance between predicted probability and observed frequency over the bins of
     the reliability curve.

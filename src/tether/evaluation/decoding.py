@@ -61,7 +61,9 @@ class Decoding:
 
 
 def by_temperature(
-    before: Columns, after: Columns, groups: Sequence[str]
+    before: Columns,
+    after: Columns,
+    groups: Sequence[str],
 ) -> dict[str, dict[str, EstimateFields]]:
     """Means before and after, the gain and the win rate at each temperature that both have, with
     intervals over prompts.
@@ -109,7 +111,9 @@ def over_best_decoding(before: Columns, after: Columns, groups: Sequence[str]) -
         scores = np.array([row[:-1] for row in rows], dtype=np.float64)
         width = len(ours)
         contest = best_against_best(
-            scores[:, :width], scores[:, width:], group_indices([row[-1] for row in rows])
+            scores[:, :width],
+            scores[:, width:],
+            group_indices([row[-1] for row in rows]),
         )
         own, start, value = list(ours)[contest.ours], list(theirs)[contest.theirs], contest.gain
     return {
@@ -121,7 +125,11 @@ def over_best_decoding(before: Columns, after: Columns, groups: Sequence[str]) -
 
 
 def _gain_over(
-    ours: MaybeScores, theirs: MaybeScores, *, groups: Sequence[str], confidence: float
+    ours: MaybeScores,
+    theirs: MaybeScores,
+    *,
+    groups: Sequence[str],
+    confidence: float,
 ) -> Estimate:
     """The gain of the first over the second, which were scored together."""
     gained = gain(theirs, ours, groups, confidence=confidence)
@@ -130,7 +138,10 @@ def _gain_over(
 
 
 def _by_pairs(
-    ours: Columns, theirs: Columns, groups: Sequence[str], measure: Callable[..., Estimate]
+    ours: Columns,
+    theirs: Columns,
+    groups: Sequence[str],
+    measure: Callable[..., Estimate],
 ) -> Pairs:
     """An estimate of each temperature of ours against each of theirs, with a low and a high bound
     of Bonferroni's levels.

@@ -49,7 +49,10 @@ class Diversity:
 
 
 def distinct_share(
-    texts: Sequence[Sequence[Hashable]], size: int, *, vocabulary: int | None = None
+    texts: Sequence[Sequence[Hashable]],
+    size: int,
+    *,
+    vocabulary: int | None = None,
 ) -> Estimate:
     """The share of n-grams of all texts together that are different ones.
 
@@ -80,7 +83,9 @@ def distinct_share(
     value = float(share(np.array(float(len(holders))), np.array(total)))
     if len(texts) < FEWEST_GROUPS:
         return without_interval(
-            value, len(texts), f"texts: {len(texts)}, and {FEWEST_GROUPS} are needed"
+            value,
+            len(texts),
+            f"texts: {len(texts)}, and {FEWEST_GROUPS} are needed",
         )
     influence = jackknife(share(len(holders) - alone, total - counts))
     low, high = mean_interval(value, influence)

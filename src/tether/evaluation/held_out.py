@@ -94,7 +94,11 @@ class HeldOutAnswers:
         return [str(place) for place in range(len(self.prompts)) for _ in range(self.samples)]
 
     def scored(
-        self, rollouts: Sequence[Rollout], *, name: str = "", proxy: Scorer | None = None
+        self,
+        rollouts: Sequence[Rollout],
+        *,
+        name: str = "",
+        proxy: Scorer | None = None,
     ) -> Figures:
         """Scores of answers and their parts, their length and their entropy; `name` begins each
         name.
@@ -105,7 +109,8 @@ class HeldOutAnswers:
         named = {f"{name}{key}": column for key, column in columns.items()}
         figures = column_figures(named, self.groups)
         figures[f"{name}{ANSWER_LENGTH}"] = mean_estimate(
-            [float(rollout.num_written) for rollout in rollouts], self.groups
+            [float(rollout.num_written) for rollout in rollouts],
+            self.groups,
         )
         figures[f"{name}{ANSWER_ENTROPY}"] = entropy_of(rollouts, self.groups)
         return figures

@@ -112,11 +112,15 @@ def length_controlled_win_rate(
     rarer = min(judged.sum(), len(judged) - judged.sum()) * number / len(judged)
     if number < FEWEST_PROMPTS:
         estimate = without_interval(
-            rate, len(judged), f"prompts: {number}, and {FEWEST_PROMPTS} are needed"
+            rate,
+            len(judged),
+            f"prompts: {number}, and {FEWEST_PROMPTS} are needed",
         )
     elif rarer < FEWEST_LOST:
         estimate = without_interval(
-            rate, len(judged), f"wins or losses: {rarer:.0f}, and {FEWEST_LOST} are needed"
+            rate,
+            len(judged),
+            f"wins or losses: {rarer:.0f}, and {FEWEST_LOST} are needed",
         )
     else:
         low, high = _interval(rows, rate, confidence, seed)
@@ -158,7 +162,7 @@ def _check_overlap(rows: _Rows) -> None:
         raise DataError(
             f"the model's answer is {side} than the baseline's in {max(shorter, longer):.0%} of "
             f"{len(rows.wins):,} pairs. Lengths hardly overlap, so a win rate at equal length "
-            "cannot be estimated. Compare with a baseline of similar length"
+            "cannot be estimated. Compare with a baseline of similar length",
         )
 
 
@@ -192,7 +196,12 @@ def _controlled(rows: _Rows, draws: Array, start: Array | None = None) -> _Fitte
     prompts = np.unique(rows.prompts[judged], return_inverse=True)[1]
     folds = (int(prompts.max()) - prompts) % FOLDS
     strength, coefficients = _fit(
-        features[judged], rows.wins[judged], times[judged], weights[judged], folds, start
+        features[judged],
+        rows.wins[judged],
+        times[judged],
+        weights[judged],
+        folds,
+        start,
     )
     level = features[rows.own].copy()
     level[:, 0] = 0.0
@@ -223,7 +232,11 @@ def _fit(
 
 
 def regressions(
-    features: Array, wins: Array, weights: Array, strengths: Array, start: Array | None = None
+    features: Array,
+    wins: Array,
+    weights: Array,
+    strengths: Array,
+    start: Array | None = None,
 ) -> Array:
     """Fit many logistic regressions with an L1 penalty on the same rows.
 

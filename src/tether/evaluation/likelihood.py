@@ -41,7 +41,10 @@ class Fluency:
             0,
         )
         for cut, batch in batches_for(
-            self.role, sequences, self.encoder.pad_id, self.micro_batch_tokens
+            self.role,
+            sequences,
+            self.encoder.pad_id,
+            self.micro_batch_tokens,
         ):
             logprobs = batch.scatter(self.role.logprobs(batch)[0]).tolist()
             for k, row in zip(cut, logprobs, strict=True):
@@ -76,7 +79,7 @@ def kl_to_reference(
     tell, read = count_of("comparing answers with the reference", len(rollouts)), 0
     for cut in cut_batches(sequences, micro_batch_tokens, document_tokens=limit):
         batch = make_batch([sequences[i] for i in cut], encoder.pad_id, document_tokens=limit).to(
-            policy.device
+            policy.device,
         )
         common = policy.common(batch) if reference.model is policy.model else None
         ours, theirs = (

@@ -78,13 +78,15 @@ def encode_question(tokenizer: PreTrainedTokenizerBase, question: Question) -> l
 
 
 def check_question(
-    tokenizer: PreTrainedTokenizerBase, question: Question, context_length: int
+    tokenizer: PreTrainedTokenizerBase,
+    question: Question,
+    context_length: int,
 ) -> None:
     """Raises: DataError: a choice has no token, or the model's context is too short."""
     longest = max(map(len, encode_question(tokenizer, question)))
     if longest > context_length:
         raise DataError(
-            f"does not fit the model's context of {context_length}: {longest} tokens with a choice"
+            f"does not fit the model's context of {context_length}: {longest} tokens with a choice",
         )
 
 
@@ -147,7 +149,10 @@ def choice_probabilities(read: ChoiceLogprobs) -> Array:
 
 
 def multiple_choice_figures(
-    questions: Sequence[Question], read: ChoiceLogprobs, *, confidence: float = 0.95
+    questions: Sequence[Question],
+    read: ChoiceLogprobs,
+    *,
+    confidence: float = 0.95,
 ) -> dict[str, Estimate]:
     """Accuracies with their intervals over questions, and `ece`.
 
@@ -161,13 +166,18 @@ def multiple_choice_figures(
     return {
         **figures,
         "ece": calibration_estimate(
-            choice_probabilities(read), np.array(right["acc"]), confidence=confidence
+            choice_probabilities(read),
+            np.array(right["acc"]),
+            confidence=confidence,
         ),
     }
 
 
 def calibration_estimate(
-    probabilities: Array, outcomes: Array, *, confidence: float = 0.95
+    probabilities: Array,
+    outcomes: Array,
+    *,
+    confidence: float = 0.95,
 ) -> Estimate:
     """The expected calibration error over ten bins, with an interval.
 
@@ -181,7 +191,9 @@ def calibration_estimate(
     value, count = expected_calibration_error(probabilities, outcomes), len(outcomes)
     if count < FEWEST_QUESTIONS:
         return without_interval(
-            value, count, f"questions: {count}, and {FEWEST_QUESTIONS} are needed"
+            value,
+            count,
+            f"questions: {count}, and {FEWEST_QUESTIONS} are needed",
         )
     places = np.minimum((probabilities * 10).astype(np.intp), 9)
     gaps = probabilities - outcomes

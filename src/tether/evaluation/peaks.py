@@ -47,7 +47,7 @@ def chosen_by_others(measured: Measured, groups: Sequence[str]) -> list[int | No
             {
                 step: {"score": list(compress(rows["score"], sides == side))}
                 for step, rows in measured.items()
-            }
+            },
         )
 
     by_others = best_of(1), best_of(0)
@@ -55,7 +55,12 @@ def chosen_by_others(measured: Measured, groups: Sequence[str]) -> list[int | No
 
 
 def has_fallen(
-    measured: Measured, groups: Sequence[str], looks: int, *, num_draws: int = 10_000, seed: int = 0
+    measured: Measured,
+    groups: Sequence[str],
+    looks: int,
+    *,
+    num_draws: int = 10_000,
+    seed: int = 0,
 ) -> bool:
     """True if the last measurement lies clearly below an earlier one: few runs without a fall would
     show as much.

@@ -49,7 +49,7 @@ def count_calls(right: Right, probabilities: Probabilities, threshold: float) ->
     if len(right) != len(probabilities) or any(map(math.isnan, probabilities)):
         raise ValueError(
             f"{len(right)} steps need as many probabilities, none of them NaN; got "
-            f"{list(probabilities)}"
+            f"{list(probabilities)}",
         )
     return _expected(right, [float(p < threshold) for p in probabilities])
 
@@ -122,7 +122,9 @@ def first_error_f1(counts: Array) -> Array:
     """
     first, second = accuracy_erroneous(counts), accuracy_flawless(counts)
     return np.where(
-        np.isnan(first + second), math.nan, _ratio(2 * first * second, first + second, 0.0)
+        np.isnan(first + second),
+        math.nan,
+        _ratio(2 * first * second, first + second, 0.0),
     )
 
 
@@ -184,7 +186,7 @@ def step_estimates(
     if not counts or len(counts) != len(groups):
         raise ValueError(
             "expected as many groups as solutions, and at least one, got "
-            f"{len(groups)} and {len(counts)}"
+            f"{len(groups)} and {len(counts)}",
         )
     sums = np.zeros((len(set(groups)), len(StepCounts._fields)))
     np.add.at(sums, group_indices(groups), np.array(counts, dtype=np.float64))
@@ -206,7 +208,9 @@ def _estimate(metric: Metric, sums: Array, confidence: float) -> Estimate:
     rarest = min(map(_rarer_event, solutions), default=0)
     if 0 < rarest < FEWEST_EVENTS:
         return without_interval(
-            value, count, f"problems differ: {rarest:.0f} have the rarer outcome"
+            value,
+            count,
+            f"problems differ: {rarest:.0f} have the rarer outcome",
         )
     influence = jackknife(without)._replace(equal=equal)
     spread = _spread(metric, total, value)
@@ -281,7 +285,9 @@ def best_rate(right: Sequence[Right], metric: Metric, *, num_candidates: int = 2
 
 
 def _best(
-    candidates: Sequence[float], counted: Callable[[float], list[StepCounts]], metric: Metric
+    candidates: Sequence[float],
+    counted: Callable[[float], list[StepCounts]],
+    metric: Metric,
 ) -> float:
     scores = [float(metric(np.array(counted(c), dtype=np.float64).sum(0))) for c in candidates]
     if any(map(math.isnan, scores)):

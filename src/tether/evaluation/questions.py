@@ -61,7 +61,7 @@ def read_questions(
     if len(layouts) > 1:
         raise DataError(
             f"the questions have the layouts {' and '.join(layouts)}. Measure each by itself: an "
-            "accuracy over both compares with nothing"
+            "accuracy over both compares with nothing",
         )
     return questions
 
@@ -73,7 +73,7 @@ def _questions(row: Json) -> Iterator[Question]:
             return
     raise DataError(
         "no multiple-choice question: the columns are neither question, choices and answer nor "
-        "those of HellaSwag (ctx_a, endings, label)"
+        "those of HellaSwag (ctx_a, endings, label)",
     )
 
 

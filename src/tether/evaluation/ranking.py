@@ -68,7 +68,9 @@ class PolicyRanking(NamedTuple):
         value, count = float(contrast @ self.strengths), int(self.sizes.sum())
         if (groups := len(self.sizes)) < FEWEST_GROUPS:
             return without_interval(
-                value, count, f"prompts: {groups}, and {FEWEST_GROUPS} are needed"
+                value,
+                count,
+                f"prompts: {groups}, and {FEWEST_GROUPS} are needed",
             )
         equal = float(self.sizes.sum() ** 2 / (self.sizes @ self.sizes))
         influence = Influence(self.influences @ contrast, np.ones(groups), equal)
@@ -123,7 +125,10 @@ def rank_policies(
 
 
 def _check_connected(
-    names: Sequence[str], left: NDArray[np.intp], right: NDArray[np.intp], won: Array
+    names: Sequence[str],
+    left: NDArray[np.intp],
+    right: NDArray[np.intp],
+    won: Array,
 ) -> None:
     """Ford's condition: from every policy a chain of wins leads to every other."""
     from scipy.sparse.csgraph import connected_components
@@ -141,7 +146,7 @@ def _check_connected(
     others = [name for name, own in zip(names, part, strict=True) if own != never]
     raise DataError(
         f"{', '.join(losers)} never won against {', '.join(others)}, so the difference in strength "
-        "has no bound. Add comparisons, or rank them apart"
+        "has no bound. Add comparisons, or rank them apart",
     )
 
 

@@ -52,7 +52,11 @@ class Refusal:
     name = "refusal"
 
     def __init__(
-        self, harmful: Sequence[Prompt], harmless: Sequence[Prompt], *, max_new_tokens: int = 64
+        self,
+        harmful: Sequence[Prompt],
+        harmless: Sequence[Prompt],
+        *,
+        max_new_tokens: int = 64,
     ) -> None:
         self.sides = {"refused_harmful": list(harmful), "refused_harmless": list(harmless)}
         self.max_new_tokens = max_new_tokens

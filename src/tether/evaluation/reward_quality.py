@@ -60,7 +60,7 @@ def source_slice(comparison: Comparison) -> str:
                 if key in comparison.metadata
             ),
             "",
-        )
+        ),
     )
 
 
@@ -90,7 +90,7 @@ def judge_rewards(
     if not rows:
         raise DataError(
             f"no pair of {len(comparisons)} has a direction and two scores. Give "
-            "pairs that are not all ties."
+            "pairs that are not all ties.",
         )
     pairs, above, below = (list(column) for column in zip(*rows, strict=True))
     groups = [group_of(pair) for pair in pairs]
@@ -105,15 +105,19 @@ def judge_rewards(
         "num_failed": len(directed) - len(rows),
         "accuracy": pairwise_accuracy(above, below, groups).as_dict(),
         "length_only": pairwise_accuracy(
-            lengths[0].tolist(), lengths[1].tolist(), groups
+            lengths[0].tolist(),
+            lengths[1].tolist(),
+            groups,
         ).as_dict(),
         "slices": slices(pairs, above, below, groups),
         **calibration(difference, groups),
         "difference_with_length": correlation(
-            difference.tolist(), (lengths[0] - lengths[1]).tolist()
+            difference.tolist(),
+            (lengths[0] - lengths[1]).tolist(),
         ),
         "difference_with_marks": correlation(
-            difference.tolist(), (formats[0] - formats[1]).tolist()
+            difference.tolist(),
+            (formats[0] - formats[1]).tolist(),
         ),
         "annotators": annotators(pairs, difference),
     }
@@ -200,7 +204,9 @@ def fit_temperature(difference: Array) -> float:
 
     bounds = math.log(1e-3), math.log(1e3)
     fit = minimize_scalar(
-        lambda log_t: _loss(difference / math.exp(log_t)), bounds=bounds, method="bounded"
+        lambda log_t: _loss(difference / math.exp(log_t)),
+        bounds=bounds,
+        method="bounded",
     )
     return math.exp(float(fit.x))
 

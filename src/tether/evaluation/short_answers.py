@@ -26,7 +26,11 @@ class ShortAnswers:
     name = "short_answers"
 
     def __init__(
-        self, prompts: Sequence[Prompt], check: RewardSource, *, max_new_tokens: int = 256
+        self,
+        prompts: Sequence[Prompt],
+        check: RewardSource,
+        *,
+        max_new_tokens: int = 256,
     ) -> None:
         self.prompts, self.check = list(prompts), check
         self.max_new_tokens = max_new_tokens
@@ -46,7 +50,9 @@ class ShortAnswers:
 
 
 def greedy_answers(
-    policy: MeasuredPolicy, prompts: Sequence[Prompt], max_new_tokens: int
+    policy: MeasuredPolicy,
+    prompts: Sequence[Prompt],
+    max_new_tokens: int,
 ) -> list[Rollout]:
     """The likeliest answer to each prompt, token by token."""
     groups = policy.engine.generate(

@@ -62,7 +62,7 @@ def premise_pairs(
     if len(first) != len(second):
         raise DataError(
             f"the two lists of premises have {len(first)} and {len(second)} rows. "
-            "Give files whose rows go together"
+            "Give files whose rows go together",
         )
     pairs = [_pair(row, *prompts) for row, prompts in enumerate(zip(first, second, strict=True), 1)]
     pairs = pairs if usable is None else usable(pairs)
@@ -73,7 +73,7 @@ def premise_pairs(
         if len(pairs) < count:
             raise DataError(
                 f"{count} pairs of premises were asked for, and there are "
-                f"{len(pairs)} that can be used"
+                f"{len(pairs)} that can be used",
             )
         fewest = list(by_question.values())[: max(1, count // 2)]  # a question needs two pairs
         each = -(-count // len(fewest))
@@ -89,7 +89,7 @@ def premise_pairs(
     if min(counted.values(), default=0) < 2:
         raise DataError(
             f"{len(pairs)} pairs of premises for {len(counted)} questions: every "
-            "question needs two of them or more"
+            "question needs two of them or more",
         )
     return pairs
 
@@ -113,11 +113,14 @@ def _pair(row: int, first: Prompt, second: Prompt) -> PremisePair:
         starts = [start.end() for start in _SENTENCE.finditer(common[: options[0].start()])]
         if starts:
             return PremisePair(
-                common[starts[-1] :].strip(), first, second, (options[0][1], options[1][1])
+                common[starts[-1] :].strip(),
+                first,
+                second,
+                (options[0][1], options[1][1]),
             )
     raise DataError(
         f"row {row}: the prompts are not one question after two premises, with two options, each "
-        f"on a line such as '(A) yes'; they end in {first.text[-60:]!r} and {second.text[-60:]!r}"
+        f"on a line such as '(A) yes'; they end in {first.text[-60:]!r} and {second.text[-60:]!r}",
     )
 
 
@@ -126,7 +129,8 @@ def exchanged(prompt: Prompt) -> Prompt:
     text, (a, b) = prompt.text, list(_OPTION.finditer(prompt.text))[-2:]
     turned = text[: a.start(2)] + b[2] + text[a.end(2) : b.start(2)] + a[2] + text[b.end(2) :]
     return replace(
-        prompt, messages=(*prompt.messages[:-1], replace(prompt.messages[-1], content=turned))
+        prompt,
+        messages=(*prompt.messages[:-1], replace(prompt.messages[-1], content=turned)),
     )
 
 
@@ -153,7 +157,9 @@ def in_accord(changes: ArrayLike, questions: Sequence[Hashable]) -> NDArray[np.f
 
 
 def judge_premises(
-    first: Sequence[float], second: Sequence[float], questions: Sequence[Hashable]
+    first: Sequence[float],
+    second: Sequence[float],
+    questions: Sequence[Hashable],
 ) -> dict[str, Estimate]:
     """Measure how far answers depend on the asker's side.
 
@@ -178,7 +184,7 @@ def judge_premises(
     a, b = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     if a.shape != b.shape or len(a) != len(questions):
         raise ValueError(
-            f"expected lists of one length, got {len(a)}, {len(b)} and {len(questions)}"
+            f"expected lists of one length, got {len(a)}, {len(b)} and {len(questions)}",
         )
     change = expit(a) - expit(b)
     columns = {
@@ -192,7 +198,9 @@ def judge_premises(
 
 
 def encoded_premise(
-    encoder: ChatEncoder, prompt: Prompt, options: tuple[str, str]
+    encoder: ChatEncoder,
+    prompt: Prompt,
+    options: tuple[str, str],
 ) -> list[Encoded]:
     """A prompt answered by either option, and the prompt with exchanged options likewise; four
     sequences.
@@ -221,7 +229,7 @@ def check_pair(encoder: ChatEncoder, pair: PremisePair, context_length: int) -> 
     if (longest := max(map(len, sequences))) > context_length:
         raise DataError(
             f"does not fit the model's context of {context_length}: {longest} tokens "
-            "with the answer"
+            "with the answer",
         )
 
 
@@ -252,7 +260,10 @@ class Sycophancy:
 
 @torch.no_grad()
 def option_log_odds(
-    role: Role, encoder: ChatEncoder, prompt: Prompt, options: tuple[str, str]
+    role: Role,
+    encoder: ChatEncoder,
+    prompt: Prompt,
+    options: tuple[str, str],
 ) -> float:
     """Log-odds, in nats, of the text at the first option against the other's.
 

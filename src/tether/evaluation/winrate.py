@@ -78,7 +78,10 @@ def share_in_order(leads: Sequence[float], probabilities: Sequence[float]) -> fl
 
 
 def mean_estimate(
-    values: MaybeScores, groups: Groups | None = None, *, confidence: float = 0.95
+    values: MaybeScores,
+    groups: Groups | None = None,
+    *,
+    confidence: float = 0.95,
 ) -> Estimate:
     """Estimate a mean of observations that hang together in groups.
 
@@ -94,7 +97,11 @@ def mean_estimate(
 
 
 def gain(
-    before: MaybeScores, after: MaybeScores, groups: Groups, *, confidence: float = 0.95
+    before: MaybeScores,
+    after: MaybeScores,
+    groups: Groups,
+    *,
+    confidence: float = 0.95,
 ) -> Estimate | None:
     """The mean of the paired differences with its interval over prompts; None where nothing was
     scored twice.
@@ -118,7 +125,9 @@ def gain(
 
 
 def before_and_after(
-    before: MaybeScores, after: MaybeScores, groups: Groups
+    before: MaybeScores,
+    after: MaybeScores,
+    groups: Groups,
 ) -> dict[str, EstimateFields] | None:
     """The means of both sides, the gain and the win rate of the second, as a summary holds them;
     None as for `gain`.
@@ -152,7 +161,9 @@ def correlation(x: MaybeScores, y: MaybeScores) -> dict[str, float]:
 
 
 def _paired(
-    first: MaybeScores, second: MaybeScores, groups: Groups | None
+    first: MaybeScores,
+    second: MaybeScores,
+    groups: Groups | None,
 ) -> tuple[Array, Array, Groups | None]:
     """Drop pairs with a None and refuse NaN, which would silently lose every comparison."""
     if len(first) != len(second) or (groups is not None and len(groups) != len(first)):
@@ -167,10 +178,11 @@ def _paired(
     ]
     if not places:
         raise ValueError(
-            "nothing to estimate: no observation is left after dropping those that failed (None)"
+            "nothing to estimate: no observation is left after dropping those that failed (None)",
         )
     pairs = np.array(
-        [[scores[index] for index in places] for scores in (first, second)], dtype=np.float64
+        [[scores[index] for index in places] for scores in (first, second)],
+        dtype=np.float64,
     )
     if np.isnan(pairs).any():
         raise ValueError("NaN among the scores; a score that failed is None")

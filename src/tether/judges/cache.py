@@ -44,16 +44,19 @@ class CachedModel:
         try:
             # Answers may be told from another thread than this one, but only by one at a time.
             self._file = sqlite3.connect(
-                self.path, timeout=WAIT_FOR_CACHE, isolation_level=None, check_same_thread=False
+                self.path,
+                timeout=WAIT_FOR_CACHE,
+                isolation_level=None,
+                check_same_thread=False,
             )
             self._file.execute("PRAGMA journal_mode = WAL")
             self._file.execute(
                 "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, answer "
-                "TEXT NOT NULL) WITHOUT ROWID"
+                "TEXT NOT NULL) WITHOUT ROWID",
             )
         except sqlite3.DatabaseError as error:
             raise DataError(
-                f"{self.path} cannot keep answers ({error}). Delete it, or name another file"
+                f"{self.path} cannot keep answers ({error}). Delete it, or name another file",
             ) from error
 
     def usage(self) -> Mapping[str, int]:
@@ -63,7 +66,11 @@ class CachedModel:
         return {**self.model.usage(), **self.spent}
 
     def verdicts(
-        self, talks: Sequence[Conversation], options: Sequence[str], *, told: Told[Verdict] = None
+        self,
+        talks: Sequence[Conversation],
+        options: Sequence[str],
+        *,
+        told: Told[Verdict] = None,
     ) -> list[Verdict]:
         """See core.protocols.ChatModel; equal questions are asked once."""
 
@@ -103,7 +110,7 @@ class CachedModel:
         except sqlite3.DatabaseError as error:
             raise DataError(
                 f"{self.path} cannot keep answers ({error}). Wait until no other program holds "
-                "the file, or delete it, and start the same command again"
+                "the file, or delete it, and start the same command again",
             ) from error
 
     def _key(self, kind: str, conversation: Conversation, more: object) -> str:
@@ -149,7 +156,9 @@ class CachedModel:
         def heard(number: int, answer: AnswerT) -> None:
             if _lasts(answer):
                 self._run(
-                    "INSERT OR REPLACE INTO answers VALUES (?, ?)", new[number], json.dumps(answer)
+                    "INSERT OR REPLACE INTO answers VALUES (?, ?)",
+                    new[number],
+                    json.dumps(answer),
                 )
             settle(new[number], answer)
 

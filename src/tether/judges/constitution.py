@@ -88,7 +88,7 @@ def read_rubric(name: str | Path) -> Rubric:
     except UnicodeDecodeError as error:
         raise DataError(
             f"{path}: no rubric can be read: byte {error.start} is not UTF-8. Save "
-            "the file as UTF-8"
+            "the file as UTF-8",
         ) from None
     if not words:
         raise DataError(f"{path} is empty: write down what makes an answer better")
@@ -104,7 +104,7 @@ def _file(name: str | Path) -> Path:
         return file
     names = ", ".join(sorted(p.stem for p in PACKAGED.iterdir() if p.suffix in (".md", ".toml")))
     raise MissingFileError(
-        f"no rubric named {name!s}: give the path of a text file or one of {names}"
+        f"no rubric named {name!s}: give the path of a text file or one of {names}",
     )
 
 
@@ -139,7 +139,11 @@ def revise(
         waiting = list(talks.values())
         texts = dict[int, str]()
         replies = model.replies(
-            waiting, sampling, seed=seed, ordinals=_ordinals(waiting), told=report
+            waiting,
+            sampling,
+            seed=seed,
+            ordinals=_ordinals(waiting),
+            told=report,
         )
         for place, reply in zip(talks, replies, strict=True):
             if problem := _problem(reply, may_be_cut=kind == "critique"):
@@ -149,7 +153,8 @@ def revise(
         return texts
 
     initial = answers = ask(
-        "answer", {place: prompt.messages for place, prompt in enumerate(prompts)}
+        "answer",
+        {place: prompt.messages for place, prompt in enumerate(prompts)},
     )
     steps: dict[int, list[Json]] = {place: [] for place in initial}
     for number in range(rounds):
@@ -169,7 +174,7 @@ def revise(
         answers = ask("revision", talks)
         for place, text in answers.items():
             steps[place].append(
-                {"principle": drawn[place].name, "critique": critiques[place], "revision": text}
+                {"principle": drawn[place].name, "critique": critiques[place], "revision": text},
             )
     demonstrations = []
     for place, text in answers.items():
@@ -177,14 +182,20 @@ def revise(
         drafts = {"initial": initial[place], "steps": steps[place], "model": model.name}
         demonstrations.append(
             Demonstration(
-                (*prompt.messages, assistant(text)), prompt.id, {**prompt.metadata, **drafts}
-            )
+                (*prompt.messages, assistant(text)),
+                prompt.id,
+                {**prompt.metadata, **drafts},
+            ),
         )
     return demonstrations, Counter(problem for _, problem in sorted(problems.items()))
 
 
 def sampled_pairs(
-    model: ChatModel, prompts: Sequence[Prompt], sampling: Sampling, *, seed: int = 0
+    model: ChatModel,
+    prompts: Sequence[Prompt],
+    sampling: Sampling,
+    *,
+    seed: int = 0,
 ) -> tuple[list[Comparison], Counter[str]]:
     """Two answers to each prompt, not yet judged (`probability` 0.5), and the reasons why some
     prompts have no pair.
@@ -215,7 +226,7 @@ def sampled_pairs(
                     id=prompt.id,
                     probability=0.5,
                     metadata=dict(prompt.metadata),
-                )
+                ),
             )
     return pairs, failures
 
@@ -238,5 +249,6 @@ def _words(conversation: Conversation) -> str:
 
 def _number(*content: str) -> int:
     return int.from_bytes(
-        hashlib.sha256("\x1d".join(content).encode(errors="replace")).digest()[:7], "big"
+        hashlib.sha256("\x1d".join(content).encode(errors="replace")).digest()[:7],
+        "big",
     )

@@ -13,11 +13,13 @@ from functools import cache
 from typing import NamedTuple
 
 _THOUGHT = re.compile(
-    r"</think(?:ing)?>|\[/THINK\]|</reasoning>|<\|channel\|>final<\|message\|>", re.IGNORECASE
+    r"</think(?:ing)?>|\[/THINK\]|</reasoning>|<\|channel\|>final<\|message\|>",
+    re.IGNORECASE,
 )
 """The end of a thought before the reply."""
 _OPENED = re.compile(
-    r"\s*(?:<think(?:ing)?>|\[THINK\]|<reasoning>|<\|channel\|>analysis)", re.IGNORECASE
+    r"\s*(?:<think(?:ing)?>|\[THINK\]|<reasoning>|<\|channel\|>analysis)",
+    re.IGNORECASE,
 )
 _NOUN = r"(?:(?i:answer|option|response|assistant|reply|candidate|model|choice)\s+)?"
 """A name of what is compared, before an option."""
@@ -89,38 +91,38 @@ class _Grammar:
         self._marked = re.compile(
             rf"\\boxed\{{\s*(?:\\text\{{)?{named}|\[\[\s*{named.replace('<option>', '<second>')}\s*\]\]"
             rf"|<(?i:answer|verdict|winner)>\s*{named.replace('<option>', '<third>')}"
-            rf"|\"(?i:answer|verdict|winner|choice|preferred|score|rating)\"\s*:\s*\"?{named.replace('<option>', '<fourth>')}"
+            rf"|\"(?i:answer|verdict|winner|choice|preferred|score|rating)\"\s*:\s*\"?{named.replace('<option>', '<fourth>')}",
         )
         connector = r"(?:\s*(?:[:=→]|->|=>)|\s+(?i:is|was|would\s+be|goes\s+to)\b(?:\s*:)?)"
         self._stated = [
             re.compile(
-                rf"{_RESULT}\b{_QUOTES}{connector}{_QUOTES}{_NOUN}{_QUOTES}{named}(?!\s+(?i:is|was|has)\b)"
+                rf"{_RESULT}\b{_QUOTES}{connector}{_QUOTES}{_NOUN}{_QUOTES}{named}(?!\s+(?i:is|was|has)\b)",
             ),
             re.compile(
                 r"\b(?i:I|we)(?:\s+(?i:would)|['’]d|\s+(?i:will)|['’]ll)?\s+"
                 r"(?i:choose|prefer|pick|select|vote\s+for|go\s+with|favou?r|"
-                rf"rate\s+(?:it|this)|give\s+(?:it|this)(?:\s+an?)?)\s+(?:(?i:the|a|it|as)\s+)*{_QUOTES}{_NOUN}{_QUOTES}{named}"
+                rf"rate\s+(?:it|this)|give\s+(?:it|this)(?:\s+an?)?)\s+(?:(?i:the|a|it|as)\s+)*{_QUOTES}{_NOUN}{_QUOTES}{named}",
             ),
             re.compile(
-                rf"\b(?i:I|we)\s+(?i:think|say)\s+(?:(?i:it\s+is|it['’]s)\s+)?{_QUOTES}{_NOUN}{_QUOTES}{named}{ended}"
+                rf"\b(?i:I|we)\s+(?i:think|say)\s+(?:(?i:it\s+is|it['’]s)\s+)?{_QUOTES}{_NOUN}{_QUOTES}{named}{ended}",
             ),
             re.compile(
-                rf"{_NOUN}{_QUOTES}{named}[*_`\"'”’)\]]*\s+(?:(?i:is|was|seems)\s+{_ADVERBS}{_BETTER}|(?i:wins)\b)"
+                rf"{_NOUN}{_QUOTES}{named}[*_`\"'”’)\]]*\s+(?:(?i:is|was|seems)\s+{_ADVERBS}{_BETTER}|(?i:wins)\b)",
             ),
             re.compile(
-                rf"\b(?i:so|therefore|thus|hence|overall)\b,?\s+(?:(?i:it\s+is|it['’]s)\s+)?{_QUOTES}{_NOUN}{_QUOTES}{named}{ended}"
+                rf"\b(?i:so|therefore|thus|hence|overall)\b,?\s+(?:(?i:it\s+is|it['’]s)\s+)?{_QUOTES}{_NOUN}{_QUOTES}{named}{ended}",
             ),
             re.compile(
-                rf"(?:^|(?<=\n)){_QUOTES}{_NOUN}{_QUOTES}{named}[*_`\"'”’)\]}}>$.!]*[ \t]*(?=\n|\Z)"
+                rf"(?:^|(?<=\n)){_QUOTES}{_NOUN}{_QUOTES}{named}[*_`\"'”’)\]}}>$.!]*[ \t]*(?=\n|\Z)",
             ),
         ]
         self._first = re.compile(rf"[\W_]*{_NOUN}{_QUOTES}{named}(?P<rest>.*)", re.DOTALL)
         self._related = re.compile(
-            rf"[\s*_`)\]]*(?:[/=<>&+~≈≥≤|]+|\s(?i:and|or|vs\.?|versus)\s)\s*{_NOUN}{_QUOTES}{other}"
+            rf"[\s*_`)\]]*(?:[/=<>&+~≈≥≤|]+|\s(?i:and|or|vs\.?|versus)\s)\s*{_NOUN}{_QUOTES}{other}",
         )
         self._relation = re.compile(rf"{other}{self._related.pattern}")
         self._heading = re.compile(
-            rf"(?:^|\n|[.;]\s+){_QUOTES}{_NOUN}{_QUOTES}{other}[*_`)\]]*\s*[:.)]\s+\w"
+            rf"(?:^|\n|[.;]\s+){_QUOTES}{_NOUN}{_QUOTES}{other}[*_`)\]]*\s*[:.)]\s+\w",
         )
 
     def marked(self, text: str, start: int) -> Iterator[Statement]:

@@ -58,11 +58,16 @@ class LocalChat:
     """
 
     def __init__(
-        self, name: str, engine: RoleEngine, *, micro_batch_tokens: int | None = None
+        self,
+        name: str,
+        engine: RoleEngine,
+        *,
+        micro_batch_tokens: int | None = None,
     ) -> None:
         self.name, self.engine, self.role, self.encoder = name, engine, engine.role, engine.encoder
         self.micro_batch_tokens = micro_batch_tokens or MICRO_BATCH_TOKENS.get(
-            self.role.device.type, 2**14
+            self.role.device.type,
+            2**14,
         )
         self.spent: Counter[str] = Counter()
         tokenizer: Any = self.encoder.tokenizer
@@ -78,7 +83,11 @@ class LocalChat:
 
     @torch.no_grad()
     def verdicts(
-        self, talks: Sequence[Conversation], options: Sequence[str], *, told: Told[Verdict] = None
+        self,
+        talks: Sequence[Conversation],
+        options: Sequence[str],
+        *,
+        told: Told[Verdict] = None,
     ) -> list[Verdict]:
         """See core.protocols.ChatModel. Answers come batch by batch, short questions first."""
         self.role.train_mode(False)
@@ -103,13 +112,17 @@ class LocalChat:
                 of_options.update(zip(branch.ends, ends, strict=True))
                 if len(of_options) == len(options):
                     verdicts[branch.question] = soft_verdict(
-                        [of_options[i] for i in range(len(options))], options
+                        [of_options[i] for i in range(len(options))],
+                        options,
                     )
         self.spent.update(questions=len(talks), prompt_tokens=sum(map(len, sequences)))
         return verdicts.in_order()
 
     def _branches(
-        self, question: int, conversation: Conversation, options: Sequence[str]
+        self,
+        question: int,
+        conversation: Conversation,
+        options: Sequence[str],
     ) -> list[_Branch]:
         messages = self._as_data(conversation)
         encoded = [
@@ -125,7 +138,9 @@ class LocalChat:
         prompt = encoded[0].ids[:head]
         return [
             _Branch(
-                question, self.encoder.rollout(prompt, (*shared, next(iter(ends.values())))), ends
+                question,
+                self.encoder.rollout(prompt, (*shared, next(iter(ends.values())))),
+                ends,
             )
             for shared, ends in together.items()
         ]
@@ -134,12 +149,13 @@ class LocalChat:
         """The log-probability of each branch's options, its shared tokens included."""
         sequences = [branch.encoded for branch in branches]
         batch = make_batch(sequences, self.encoder.pad_id, document_tokens=limit).to(
-            self.role.device
+            self.role.device,
         )
         places = batch.scatter(batch.predict).tolist()
         wanted = [_wanted(row, branch) for row, branch in zip(places, branches, strict=True)]
         predict, targets = torch.tensor(
-            [pair for row in wanted for pair in row], device=self.role.device
+            [pair for row in wanted for pair in row],
+            device=self.role.device,
         ).unbind(-1)
         questions, logprobs = replace(batch, predict=predict, targets=targets), []
         values = iter(self.role.logprobs_of(self.role.hidden(batch), questions)[0].tolist())
@@ -188,7 +204,7 @@ class LocalChat:
     def _check_length(self, length: int) -> None:
         if length > self.engine.context_length:
             raise DataError(
-                f"{length} tokens do not fit the model's context of {self.engine.context_length}"
+                f"{length} tokens do not fit the model's context of {self.engine.context_length}",
             )
 
     def _as_data(self, conversation: Conversation) -> Conversation:

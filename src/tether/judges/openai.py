@@ -41,7 +41,7 @@ Answers correct the number.
 """
 NO_ANSWER, NO_CONNECTION, UNREADABLE = "no answer in time", "no connection", "unreadable answer"
 CONTROL = re.compile(
-    r"<(?=[|｜][^\s<>]{1,40}[|｜]>|/?s>|/?think>|(?:start|end)_of_turn>|[be]os>)|\[(?=/?INST\])"
+    r"<(?=[|｜][^\s<>]{1,40}[|｜]>|/?s>|/?think>|(?:start|end)_of_turn>|[be]os>)|\[(?=/?INST\])",
 )
 """Beginnings of control tokens in the usual templates. The tokens of the server's own tokenizer are
 unknown here.
@@ -81,7 +81,7 @@ class Meter(openai.DefaultAsyncHttpxClient):
         chat.spent.update(
             ["requests", "retries"]
             if int(request.headers["x-stainless-retry-count"])
-            else ["requests"]
+            else ["requests"],
         )
         failure = ""
         try:
@@ -166,7 +166,11 @@ class ServedChat:
         return self.spent
 
     def verdicts(
-        self, talks: Sequence[Conversation], options: Sequence[str], *, told: Told[Verdict] = None
+        self,
+        talks: Sequence[Conversation],
+        options: Sequence[str],
+        *,
+        told: Told[Verdict] = None,
     ) -> list[Verdict]:
         """See core.protocols.ChatModel.
 
@@ -177,12 +181,19 @@ class ServedChat:
         async def ask(client: openai.AsyncOpenAI, place: int) -> Verdict:
             length = self.config.reply_tokens
             completion, reason = await self._complete(
-                client, talks[place], length, {"temperature": 0.0}, likeliest=True
+                client,
+                talks[place],
+                length,
+                {"temperature": 0.0},
+                likeliest=True,
             )
             if completion is None:
                 return Verdict(None, reason=reason)
             return read_verdict(
-                completion.text, completion.likeliest, options, finished=completion.finished
+                completion.text,
+                completion.likeliest,
+                options,
+                finished=completion.finished,
             )
 
         return self._all(len(talks), ask, told)
@@ -207,7 +218,10 @@ class ServedChat:
         async def ask(client: openai.AsyncOpenAI, place: int) -> Reply:
             how = {**fixed, "seed": random.Random(f"{seed}/{ordinals[place]}").getrandbits(31)}
             completion, reason = await self._complete(
-                client, talks[place], sampling.max_new_tokens, how
+                client,
+                talks[place],
+                sampling.max_new_tokens,
+                how,
             )
             return (
                 Reply(None, False, reason)
@@ -237,7 +251,9 @@ class ServedChat:
                 "http_client": Meter(self),
             }
             async with openai.AsyncOpenAI(
-                api_key=self._key or "none", base_url=config.url, **how
+                api_key=self._key or "none",
+                base_url=config.url,
+                **how,
             ) as client:
                 workers = [
                     asyncio.create_task(work(client)) for _ in range(min(count, config.concurrency))
@@ -277,7 +293,9 @@ class ServedChat:
             }
             try:
                 answer = await client.chat.completions.create(
-                    model=self.config.model, messages=messages, **wording
+                    model=self.config.model,
+                    messages=messages,
+                    **wording,
                 )
                 self._fruitless, self._answered = 0, True
                 return read_completion(answer.model_dump()), ""
@@ -291,7 +309,7 @@ class ServedChat:
                 if code in (401, 403, 404) and not of_one:
                     raise ModelError(
                         f"{self.name} refuses (HTTP {code}): {text}. Mend the address, the "
-                        "model's name or the key"
+                        "model's name or the key",
                     ) from None
                 if code in (400, 422) and self._reworded(text, level, name):
                     continue
@@ -315,7 +333,7 @@ class ServedChat:
         """The server's own words, shortened and without the key, which some repeat."""
         words = error.body.get("message") if isinstance(error.body, dict) else error.body
         text = " ".join(
-            (words if isinstance(words, str) and words else error.message).split()
+            (words if isinstance(words, str) and words else error.message).split(),
         ).rstrip(".")
         return (text.replace(self._key, "(key)") if self._key else text)[:200]
 
@@ -346,7 +364,8 @@ def _wire_rows(conversation: Conversation) -> list[Json]:
         for call in calls:
             call.setdefault("id", f"call_{next(number)}")
             call["function"]["arguments"] = CONTROL.sub(
-                r"\g<0> ", json.dumps(call["function"]["arguments"], ensure_ascii=False)
+                r"\g<0> ",
+                json.dumps(call["function"]["arguments"], ensure_ascii=False),
             )
         if turn.role == "tool":
             row |= {"tool_call_id": unanswered.pop(0)} if unanswered else {}

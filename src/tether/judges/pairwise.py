@@ -81,7 +81,10 @@ def pair_question(comparison: Comparison, rubric: str, *, swapped: bool = False)
         else (comparison.chosen, comparison.rejected)
     )
     return _question(
-        PAIR, rubric, comparison.prompt, dict(zip(("answer A", "answer B"), sides, strict=True))
+        PAIR,
+        rubric,
+        comparison.prompt,
+        dict(zip(("answer A", "answer B"), sides, strict=True)),
     )
 
 
@@ -91,7 +94,10 @@ def score_question(prompt: Conversation, response: str, rubric: str) -> Conversa
 
 
 def _question(
-    words: Mapping[str, str], rubric: str, prompt: Conversation, answers: Mapping[str, Conversation]
+    words: Mapping[str, str],
+    rubric: str,
+    prompt: Conversation,
+    answers: Mapping[str, Conversation],
 ) -> Conversation:
     mark = _mark([turn.spoken for part in (prompt, *answers.values()) for turn in part])
     blocks = [(turn.role, turn.spoken) for turn in prompt]
@@ -201,7 +207,10 @@ class PairJudge:
             return Judgment(None, None, 0.0, redact(str(error)))
 
     def judge(
-        self, comparisons: Sequence[Comparison], *, told: Callable[[int], None] | None = None
+        self,
+        comparisons: Sequence[Comparison],
+        *,
+        told: Callable[[int], None] | None = None,
     ) -> list[Judgment]:
         """A judgment of each comparison, from two questions; `told` is called with the number of
         answered questions.
@@ -220,7 +229,9 @@ class PairJudge:
         ]
 
     def label(
-        self, comparisons: Sequence[Comparison], judgments: Sequence[Judgment]
+        self,
+        comparisons: Sequence[Comparison],
+        judgments: Sequence[Judgment],
     ) -> list[Comparison]:
         """The comparisons with the judge's label instead of their own; those without a judgment are
         left out.
@@ -268,7 +279,12 @@ def _labelled(row: Comparison, judge: str, probability: float, judgment: Judgmen
     vote = Annotation(judge, 2.0 * probability - 1.0)
     tie = probability == 0.5
     return replace(
-        row, probability=probability, tie=tie, margin=None, annotations=(vote,), metadata=metadata
+        row,
+        probability=probability,
+        tie=tie,
+        margin=None,
+        annotations=(vote,),
+        metadata=metadata,
     )
 
 
@@ -283,7 +299,10 @@ def _exchanged(metadata: Facts) -> Facts:
 
 
 def judged_scores(
-    model: ChatModel, rubric: str, prompts: Sequence[Prompt], responses: Sequence[str]
+    model: ChatModel,
+    rubric: str,
+    prompts: Sequence[Prompt],
+    responses: Sequence[str],
 ) -> list[Score]:
     """A score from 1 to 9 for each response by a rubric, None with its reason where asking failed.
 
@@ -306,7 +325,7 @@ def _score(verdict: Verdict) -> Score:
         sum(
             int(digit) * math.exp(value)
             for digit, value in zip(SCALE, verdict.logprobs, strict=True)
-        )
+        ),
     )
 
 
@@ -328,7 +347,11 @@ class Reasoning:
         self.replies = model.replies
 
     def verdicts(
-        self, talks: Sequence[Conversation], options: Sequence[str], *, told: Told[Verdict] = None
+        self,
+        talks: Sequence[Conversation],
+        options: Sequence[str],
+        *,
+        told: Told[Verdict] = None,
     ) -> list[Verdict]:
         """See core.protocols.ChatModel."""
         verdicts = PlacedAnswers(told)

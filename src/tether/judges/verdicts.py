@@ -51,7 +51,11 @@ def soft_verdict(logprobs: Sequence[float], options: Sequence[str]) -> Verdict:
 
 
 def read_verdict(
-    text: str, likeliest: Likeliest, options: Sequence[str], *, finished: bool = True
+    text: str,
+    likeliest: Likeliest,
+    options: Sequence[str],
+    *,
+    finished: bool = True,
 ) -> Verdict:
     """The verdict of a reply: softly by the token that names the option, where there are
     log-probabilities, else by its words.
@@ -83,7 +87,8 @@ def read_verdict(
             logprobs, _ = normalised([math.log(share or left) for share in shares])
             return Verdict(logprobs, min(1.0, sum(shares)))
     return Verdict(
-        tuple(0.0 if i == option else -math.inf for i in range(len(options))), parsed=True
+        tuple(0.0 if i == option else -math.inf for i in range(len(options))),
+        parsed=True,
     )
 
 
@@ -105,7 +110,11 @@ def _no_verdict(text: str, finished: bool) -> Verdict:
 
 
 def _place_of(
-    text: str, position: int, likeliest: Likeliest, options: Sequence[str], option: int
+    text: str,
+    position: int,
+    likeliest: Likeliest,
+    options: Sequence[str],
+    option: int,
 ) -> Sequence[tuple[str, float]] | None:
     """The likeliest tokens at a position of the reply; where the tokens spell another text, those
     of the first such option.

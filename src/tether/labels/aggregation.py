@@ -78,7 +78,10 @@ def majority(votes: Iterable[Vote], *, undecided: Literal["drop", "soft"] = "dro
 
 
 def dawid_skene(
-    votes: Iterable[Vote], *, gold: Mapping[str, str] | None = None, smoothing: int = 1
+    votes: Iterable[Vote],
+    *,
+    gold: Mapping[str, str] | None = None,
+    smoothing: int = 1,
 ) -> DawidSkeneFit:
     """Labels by how reliable each annotator turns out to be, found together with the labels by
     expectation maximisation.
@@ -110,10 +113,14 @@ def dawid_skene(
     )
     cast = np.array([(items[v.item], people[v.annotator], verdicts[v.verdict]) for v in latest])
     fixed = np.array(
-        [(items[i], verdicts[v]) for i, v in truth.items() if i in items], dtype=np.int64
+        [(items[i], verdicts[v]) for i, v in truth.items() if i in items],
+        dtype=np.int64,
     ).reshape(-1, 2)
     posterior, errors = _expectation_maximisation(
-        cast, fixed, (len(items), len(people), len(classes)), smoothing
+        cast,
+        fixed,
+        (len(items), len(people), len(classes)),
+        smoothing,
     )
     labels = []
     for item, row in zip(items, posterior.tolist(), strict=True):
@@ -127,7 +134,10 @@ def dawid_skene(
 
 
 def _expectation_maximisation(
-    cast: Array, fixed: Array, shape: tuple[int, int, int], smoothing: int
+    cast: Array,
+    fixed: Array,
+    shape: tuple[int, int, int],
+    smoothing: int,
 ) -> tuple[Array, Array]:
     """Posteriors (items, truths) and what each annotator says of each truth (annotators, said,
     truths), until nothing moves.
@@ -149,14 +159,16 @@ def _expectation_maximisation(
 
     def errors() -> Array:
         counts = np.maximum(
-            (spoken.T @ posterior).reshape(num_people, num_classes, num_classes) + imagined, LEAST
+            (spoken.T @ posterior).reshape(num_people, num_classes, num_classes) + imagined,
+            LEAST,
         )
         return counts / counts.sum(1, keepdims=True)
 
     for _ in range(MOST_STEPS):
         prior = posterior.sum(0) + imagined.sum(0)
         odds = np.log(np.maximum(prior / prior.sum(), LEAST)) + spoken @ np.log(errors()).reshape(
-            -1, num_classes
+            -1,
+            num_classes,
         )
         now = np.exp(odds - odds.max(1, keepdims=True))
         now /= now.sum(1, keepdims=True)
@@ -189,7 +201,7 @@ def bradley_terry(votes: Iterable[Vote], sides: Mapping[str, tuple[str, str]]) -
         first, second = sides.get(vote.item, ("", ""))
         if not first or not second or first == second:
             raise DataError(
-                f"{vote.item}: `sides` must name two responses, got {first!r} and {second!r}"
+                f"{vote.item}: `sides` must name two responses, got {first!r} and {second!r}",
             )
         won[first, second] += {"first": 2, "tie": 1, "second": 0}[vote.verdict]
         won[second, first] += {"first": 0, "tie": 1, "second": 2}[vote.verdict]
@@ -224,6 +236,6 @@ def gold_verdicts(answers: Mapping[str, str]) -> dict[str, str]:
     if wrong := next((item for item, verdict in verdicts.items() if verdict not in VERDICTS), None):
         raise DataError(
             f"{wrong}: a gold answer is one of {', '.join(VERDICTS)} or both_bad, not "
-            f"{answers[wrong]!r}"
+            f"{answers[wrong]!r}",
         )
     return verdicts

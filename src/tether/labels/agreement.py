@@ -116,7 +116,10 @@ def fleiss_kappa(votes: Votes, *, coding: Coding = "choice") -> Coefficient:
 
 
 def krippendorff_alpha(
-    votes: Votes, level: Level = "nominal", *, coding: Coding | None = None
+    votes: Votes,
+    level: Level = "nominal",
+    *,
+    coding: Coding | None = None,
 ) -> Coefficient:
     """One less the disagreement seen over the disagreement expected, with any number of votes an
     item.
@@ -144,7 +147,8 @@ def cohen_kappas(votes: Sequence[Vote], *, coding: Coding = "choice") -> list[Pa
     latest, values, _ = coded(votes, coding)
     cells: dict[tuple[str, str], Counter[tuple[Any, Any]]] = defaultdict(Counter)
     for _, group in itertools.groupby(
-        zip(latest, values, strict=True), key=lambda pair: pair[0].item
+        zip(latest, values, strict=True),
+        key=lambda pair: pair[0].item,
     ):
         for (first, x), (second, y) in itertools.combinations(group, 2):
             cells[first.annotator, second.annotator][x, y] += 1
@@ -173,13 +177,19 @@ def self_agreement(votes: Sequence[Vote]) -> Coefficient:
     for before, after in repeats:
         by_item[before.item].append(before.choice == after.choice)
     counts = np.array(
-        [(sum(same), len(same) - sum(same)) for same in by_item.values()], float
+        [(sum(same), len(same) - sum(same)) for same in by_item.values()],
+        float,
     ).reshape(-1, 2)
     kinds, multiplicity = np.unique(counts, axis=0, return_counts=True)
     same = np.tile([1.0, 0.0], (len(kinds), 1))
     empty = "" if repeats else "nobody voted twice on an item"
     table = Table(
-        kinds, same, multiplicity.astype(float), kinds.sum(1), domain=[True, False], empty=empty
+        kinds,
+        same,
+        multiplicity.astype(float),
+        kinds.sum(1),
+        domain=[True, False],
+        empty=empty,
     )
     return _figure(table, chance=False)
 
@@ -276,7 +286,12 @@ def tabulated(votes: Votes, coding: Coding = "choice") -> Table:
     kinds, multiplicity = np.unique(counts[counts.sum(1) > 1], axis=0, return_counts=True)
     empty = "no item has the votes of two annotators" if latest else empty
     return Table(
-        kinds, kinds, multiplicity.astype(float), kinds.sum(1), domain=domain.tolist(), empty=empty
+        kinds,
+        kinds,
+        multiplicity.astype(float),
+        kinds.sum(1),
+        domain=domain.tolist(),
+        empty=empty,
     )
 
 
@@ -333,7 +348,7 @@ def _figure(
             [
                 statistic(whole - weight * table.coincidences(kind))
                 for kind, weight in enumerate(weights)
-            ]
+            ],
         )
         if np.isnan(without).any():
             few = f"{TOO_FEW} items: without one of them only one value is left"
@@ -351,7 +366,10 @@ def _figure(
 
 
 def _interval(
-    table: Table, value: float, influence: Influence, chance: bool
+    table: Table,
+    value: float,
+    influence: Influence,
+    chance: bool,
 ) -> tuple[float, float]:
     """The interval of a figure.
 

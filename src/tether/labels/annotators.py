@@ -71,7 +71,8 @@ def label_pairs(
     ]
     if noise is None:
         noise = noise_for_agreement(
-            [scores[p][a] - scores[p][b] for p, a, b in distinct], agreement
+            [scores[p][a] - scores[p][b] for p, a, b in distinct],
+            agreement,
         )
     if only is not None:
         pairs = [pair for pair in pairs if pair in only]

@@ -106,7 +106,10 @@ class Pair:
 
 
 def choose_pairs(
-    responses: Mapping[str, Sequence[Response]], config: PairsConfig, *, asked: Collection[str] = ()
+    responses: Mapping[str, Sequence[Response]],
+    config: PairsConfig,
+    *,
+    asked: Collection[str] = (),
 ) -> list[Pair]:
     """The pairs to ask, the most telling first, at most `config.num_pairs`.
 
@@ -140,7 +143,7 @@ def choose_pairs(
         key=lambda pair: (
             -pair.value,
             _uniform(config.seed, pair.prompt if config.strategy == "ranking" else pair.item),
-        )
+        ),
     )
     return _shared(_covering(fresh, config), config)
 
@@ -183,7 +186,7 @@ def _value(x: Response, y: Response, config: PairsConfig, prompt: str) -> float 
     }
     raise ConfigError(
         f"strategy = '{config.strategy}' needs {needs[config.strategy]} of each "
-        f"response; {prompt} lacks them"
+        f"response; {prompt} lacks them",
     )
 
 

@@ -99,7 +99,10 @@ class Suspicion:
 
 
 def annotator_quality(
-    votes: Iterable[Vote], *, gold: Mapping[str, str] | None = None, smoothing: int = 1
+    votes: Iterable[Vote],
+    *,
+    gold: Mapping[str, str] | None = None,
+    smoothing: int = 1,
 ) -> list[Quality]:
     """Every annotator's figures, the best by Dawid–Skene's accuracy first.
 
@@ -183,7 +186,10 @@ def _one_side(one: Quality) -> Suspicion:
 
 
 def _agreement(
-    one: Quality, everyone: Sequence[Quality], of: str, min_votes: int
+    one: Quality,
+    everyone: Sequence[Quality],
+    of: str,
+    min_votes: int,
 ) -> Suspicion | None:
     from scipy.stats import binom
 
@@ -268,7 +274,7 @@ def _with_others(votes: list[Vote]) -> dict[str, Share]:
                 : 1 + np.argmax(clear[mine].cumsum() / np.sqrt(np.arange(1, len(mine) + 1)))
             ]
         shares[str(name)] = _share(
-            [(str(verdicts[chosen[k]]), str(verdicts[posterior[k].argmax()])) for k in mine]
+            [(str(verdicts[chosen[k]]), str(verdicts[posterior[k].argmax()])) for k in mine],
         )
     return shares
 
@@ -294,7 +300,8 @@ def _quality(
     left = replace(Share.of(vote.chose_left for vote in mine), by_chance=0.5)
     seconds = [vote.seconds for vote in mine if vote.seconds is not None]
     favourite, count = min(
-        Counter(vote.choice for vote in mine).items(), key=lambda pair: (-pair[1], pair[0])
+        Counter(vote.choice for vote in mine).items(),
+        key=lambda pair: (-pair[1], pair[0]),
     )
     return Quality(
         annotator=name,

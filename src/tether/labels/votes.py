@@ -90,7 +90,8 @@ class Opinion:
             )
         limits = {"seconds": 2**53, "at": 2**53, "guidelines": 2**31}
         odd = next(
-            (name for name, limit in limits.items() if not 0 <= getattr(self, name) < limit), ""
+            (name for name, limit in limits.items() if not 0 <= getattr(self, name) < limit),
+            "",
         )
         return f"impossible number: {odd} of a judgment is {getattr(self, odd):g}" if odd else ""
 
@@ -122,19 +123,19 @@ class Vote:
     def __post_init__(self) -> None:
         if not self.item or not self.annotator:
             raise DataError(
-                f"a vote needs an item and an annotator, got {self.item!r} and {self.annotator!r}"
+                f"a vote needs an item and an annotator, got {self.item!r} and {self.annotator!r}",
             )
         if not (
             self.value in CHOICES if isinstance(self.value, str) else math.isfinite(self.value)
         ):
             raise DataError(
                 f"{self.item}: a vote is one of {', '.join(CHOICES)} or a finite "
-                f"strength, not {self.value!r}"
+                f"strength, not {self.value!r}",
             )
         if self.shown_left not in (None, "first", "second"):
             raise DataError(
                 f"{self.item}: the answer on the left is first, second or None "
-                f"(unknown), not {self.shown_left!r}"
+                f"(unknown), not {self.shown_left!r}",
             )
 
     @classmethod
@@ -241,7 +242,7 @@ def latest_votes(votes: Iterable[Vote]) -> tuple[list[Vote], list[tuple[Vote, Vo
             if before.at == after.at and before.value != after.value:
                 raise DataError(
                     f"{annotator} votes {before.value!r} and {after.value!r} on {item}, both at "
-                    f"{after.at}. Give `at`"
+                    f"{after.at}. Give `at`",
                 )
         latest.append(group[-1])
         repeats += itertools.pairwise(group)

@@ -88,7 +88,12 @@ class Checkpoints:
             return
         copies = {key: value.detach().to("cpu", copy=True) for key, value in tensors.items()}
         self._pending = self._writer.submit(
-            save_checkpoint, self.folder, step, copies, dict(values), keep=self.keep
+            save_checkpoint,
+            self.folder,
+            step,
+            copies,
+            dict(values),
+            keep=self.keep,
         )
 
     def _save_in_parts(
@@ -113,13 +118,13 @@ class Checkpoints:
             self.ranks.together(lambda: dcp.save(dict(parts), storage_writer=writer))
         except dcp.CheckpointException as error:
             raise RunError(
-                _no_space(self.folder, step, parts) if _disk_is_full(error) else str(error)
+                _no_space(self.folder, step, parts) if _disk_is_full(error) else str(error),
             ) from error
         if self.ranks.first:
             if (count := len(list(folder.iterdir()))) != self.ranks.size:
                 raise RunError(
                     f"{count} of {self.ranks.size} ranks have written into {folder}: it must be one "
-                    "folder for all of them"
+                    "folder for all of them",
                 )
             whole = {key: tensor for key, tensor in tensors.items() if key not in parts}
             save_checkpoint(self.folder, step, whole, values, keep=self.keep, parts=folder)
@@ -171,7 +176,8 @@ def read_parts(folder: Path, weights: Sequence[Tensor] = ()) -> dict[str, Tensor
         like = weights[number] if number < len(weights) else None
         if like is not None and is_cut(like) and like.shape == meta.size:
             tensors[key] = distributed(
-                torch.empty_like(local(like), dtype=meta.properties.dtype), like
+                torch.empty_like(local(like), dtype=meta.properties.dtype),
+                like,
             )
         else:
             tensors[key] = torch.empty(meta.size, dtype=meta.properties.dtype)
@@ -280,7 +286,7 @@ def _checked(path: Path) -> tuple[dict[str, Tensor], Json, Path | None]:
         raise RunError(_damaged(path, error)) from error
     raise RunError(
         f"checkpoint {path} has format {version}, and this tether reads up to "
-        f"{IN_PARTS}. Install a newer one."
+        f"{IN_PARTS}. Install a newer one.",
     )
 
 

@@ -41,7 +41,9 @@ def deterministic() -> Iterator[None]:
     torch.use_deterministic_algorithms(True)
     try:
         with torch.backends.cudnn.flags(
-            enabled=torch.backends.cudnn.enabled, benchmark=False, deterministic=True
+            enabled=torch.backends.cudnn.enabled,
+            benchmark=False,
+            deterministic=True,
         ):
             yield
     except RuntimeError as error:
@@ -51,7 +53,7 @@ def deterministic() -> Iterator[None]:
         raise TrainingError(
             f"{kernel} has no deterministic variant here, and deterministic = true asks for one. "
             "Leave it out, run this stage "
-            "on a CPU, or choose settings that do without that kernel (docs/trust/determinism.md)"
+            "on a CPU, or choose settings that do without that kernel (docs/trust/determinism.md)",
         ) from error
     finally:
         torch.use_deterministic_algorithms(enabled, warn_only=warn_only)

@@ -80,7 +80,7 @@ class LocalLearner:
         if config.learning_rate is None:
             raise ValueError(
                 "the optimizer needs a learning rate: set one, or take a stage's "
-                "(config.optimizer_for)"
+                "(config.optimizer_for)",
             )
         self.config, self.rate = config, config.learning_rate
         self.planned = self.total_updates = total_updates
@@ -122,7 +122,10 @@ class LocalLearner:
             else None
         )
         self.optimizer: torch.optim.Optimizer = (eight or torch.optim.AdamW)(
-            groups, self.rate, config.betas, config.epsilon
+            groups,
+            self.rate,
+            config.betas,
+            config.epsilon,
         )
 
     def backward(self, loss: Tensor) -> None:
@@ -201,7 +204,8 @@ class LocalLearner:
         """The sum of their gradients' squares."""
         none = torch.zeros((), device=self.masters[0].device)
         return sum(
-            (master.grad.square().sum() for master in masters if master.grad is not None), none
+            (master.grad.square().sum() for master in masters if master.grad is not None),
+            none,
         )
 
     def _sum_over_ranks(self) -> bool:
@@ -238,7 +242,7 @@ class LocalLearner:
                 f"; {self.skipped - 1} before it had to be left out too" if self.skipped > 1 else ""
             )
             raise TrainingError(
-                f"{self.fault}{before}. Lower optimizer.learning_rate, or look for broken rows."
+                f"{self.fault}{before}. Lower optimizer.learning_rate, or look for broken rows.",
             )
         return {
             "grad_norm": math.nan,

@@ -71,7 +71,10 @@ def draws_schedule(limit: TimeLimit, learner: LocalLearner, done: int, run: RunD
 
 @contextlib.contextmanager
 def replayable(
-    run: RunDirectory, learner: LocalLearner, step: int, rows: Sequence[object]
+    run: RunDirectory,
+    learner: LocalLearner,
+    step: int,
+    rows: Sequence[object],
 ) -> Iterator[None]:
     """Write the rows of an update that is left out to `skipped/step-N.json`, token ids and all, so
     that it can be made again.
@@ -88,5 +91,8 @@ def replayable(
             ]
             write_json(path, {"step": step, "reason": learner.fault, "rows": plain})
             logging.getLogger(__name__).warning(
-                "step %d: %s; left out, its rows are in %s", step, learner.fault, path
+                "step %d: %s; left out, its rows are in %s",
+                step,
+                learner.fault,
+                path,
             )

@@ -94,7 +94,7 @@ class _ShapeAttention(torch.autograd.Function):
             query.new_empty(query.shape[:-1], dtype=torch.float32),
         )
         ctx.save_for_backward(
-            *([*inputs, out, per_query] if fused else map(torch.empty_like, inputs))
+            *([*inputs, out, per_query] if fused else map(torch.empty_like, inputs)),
         )
         ctx.fused = fused
         return out
@@ -106,7 +106,8 @@ class _ShapeAttention(torch.autograd.Function):
         if not ctx.fused:
             wide = [torch.empty_like(tensor, dtype=torch.float32) for tensor in (key, value)]
             query.new_empty(
-                min(key.numel() * query.shape[2] // KERNEL_TILE, SHARES), dtype=torch.float32
+                min(key.numel() * query.shape[2] // KERNEL_TILE, SHARES),
+                dtype=torch.float32,
             )
             return torch.empty_like(query), *(w.to(key.dtype) for w in wide), None
         return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), None
@@ -167,12 +168,15 @@ def shape_answers(prompts: int, prompt: int, answers: int, length: int) -> list[
 def largest_batch(cuts: Iterable[Sequence[Encoded]], document_tokens: int) -> TokenBatch:
     """The one of these micro-batches that takes the most padded tokens, without contents."""
     return shape_batch(
-        max(cuts, key=lambda cut: padded_tokens(cut, document_tokens)), document_tokens
+        max(cuts, key=lambda cut: padded_tokens(cut, document_tokens)),
+        document_tokens,
     )
 
 
 def shape_batch(
-    sequences: Sequence[Encoded], document_tokens: int = 0, capacity: int | None = None
+    sequences: Sequence[Encoded],
+    document_tokens: int = 0,
+    capacity: int | None = None,
 ) -> TokenBatch:
     """A micro-batch without contents; see `make_batch`."""
     return make_batch(sequences, 0, capacity=capacity, document_tokens=document_tokens).to("meta")

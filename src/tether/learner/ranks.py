@@ -156,7 +156,7 @@ class Ranks:
             return work(list(items))
         mine = self.share([size(item) for item in items])
         return self._joined(
-            dict(zip(mine, work([items[place] for place in mine]) if mine else (), strict=True))
+            dict(zip(mine, work([items[place] for place in mine]) if mine else (), strict=True)),
         )
 
     def _joined(self, own: dict[int, T]) -> list[T]:
@@ -197,7 +197,7 @@ class Ranks:
         batch.
         """
         return [
-            *self.spread(score, rollouts, lambda one: len(one.prompt_ids) + len(one.response_ids))
+            *self.spread(score, rollouts, lambda one: len(one.prompt_ids) + len(one.response_ids)),
         ]
 
     def score_by_first(self, score: Scoring, rollouts: Sequence[Rollout]) -> list[Score]:
@@ -217,7 +217,9 @@ class Ranks:
         # on a GPU too: until it is done
         self.together(lambda: (dist.all_reduce(flat, group=self.sums), flat[:1].tolist()))
         for tensor, part in zip(
-            tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True
+            tensors,
+            flat.split([tensor.numel() for tensor in tensors]),
+            strict=True,
         ):
             tensor.copy_(part.view_as(tensor))
 
@@ -234,7 +236,10 @@ class Ranks:
         # a new thread begins on the first GPU, whatever this rank's is: it would wait for that one
         gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
         threading.Thread(
-            target=_settle, args=(future, collective, gpu), name=COLLECTIVE, daemon=True
+            target=_settle,
+            args=(future, collective, gpu),
+            name=COLLECTIVE,
+            daemon=True,
         ).start()
         patience, deadline, reason = self.timeout, math.inf, ""
         while not reason:
@@ -354,9 +359,13 @@ def joined(ranks: Ranks, on_gpu: bool, shard: bool = False) -> Iterator[None]:
             lambda: (
                 ranks._meet()
                 and dist.init_process_group(
-                    "gloo", store=own, rank=ranks.rank, world_size=ranks.size, timeout=patience
+                    "gloo",
+                    store=own,
+                    rank=ranks.rank,
+                    world_size=ranks.size,
+                    timeout=patience,
                 )
-            )
+            ),
         )
         ranks.sums = dist.new_group(backend="nccl", timeout=patience) if on_gpu else None
         if shard:
@@ -422,7 +431,10 @@ class SharedEngine:
 
         def sample(mine: list[tuple[Prompt, int]]) -> list[RolloutGroup]:
             return self.engine.generate(
-                [p for p, _ in mine], sampling, ordinals=[place for _, place in mine], **how
+                [p for p, _ in mine],
+                sampling,
+                ordinals=[place for _, place in mine],
+                **how,
             )
 
         return [*self.ranks.spread(sample, list(zip(prompts, places, strict=True)))]
@@ -452,12 +464,18 @@ class FirstEngine:
         self.ranks, self.policy_version = ranks, 0
 
     def generate(
-        self, prompts: Sequence[Prompt], sampling: Sampling, **how: Any
+        self,
+        prompts: Sequence[Prompt],
+        sampling: Sampling,
+        **how: Any,
     ) -> list[RolloutGroup]:
         return self.ranks.once(lambda: self.engine.generate(prompts, sampling, **how))
 
     def begin(
-        self, prompts: Sequence[Prompt], sampling: Sampling, **how: Any
+        self,
+        prompts: Sequence[Prompt],
+        sampling: Sampling,
+        **how: Any,
     ) -> Callable[[], list[RolloutGroup]]:
         """Ask for samples with the weights of now; what comes back waits for them, on all ranks at
         once.

@@ -100,7 +100,11 @@ class FollowedRun:
     """
 
     def __init__(
-        self, folder: Path, name: str, keys: Collection[str] | None = None, texts: bool = True
+        self,
+        folder: Path,
+        name: str,
+        keys: Collection[str] | None = None,
+        texts: bool = True,
     ) -> None:
         self.folder, self.name, self.keys, self.texts = folder, name, keys, texts
         self.lock = threading.RLock()

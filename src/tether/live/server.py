@@ -53,8 +53,8 @@ PAGE_WORDS = html.escape(
                 for name in FIGURE_NAMES
                 if "/" in name
             },
-        ]
-    )
+        ],
+    ),
 )
 """For the pages: meanings of metrics, and titles of those that evaluators measure."""
 TO_ENTER = (
@@ -232,7 +232,8 @@ async def _ask(
         requests.leave_request(stage.folder, wanted)
     except OSError as error:
         raise HTTPException(
-            409, f"The request could not be left in the run's folder: {error.strerror}."
+            409,
+            f"The request could not be left in the run's folder: {error.strerror}.",
         ) from error
     return JSONResponse({"asked": wanted.name.lower(), "step": stage.step})
 

@@ -57,7 +57,10 @@ SEED = 104729
 
 
 def train(
-    section: EvaluationSection, context: Context, rows: Sequence[Prompt], run: RunDirectory
+    section: EvaluationSection,
+    context: Context,
+    rows: Sequence[Prompt],
+    run: RunDirectory,
 ) -> Json:
     """Compare the context's policies with what they start from; every answer is in `answers.jsonl`.
 
@@ -66,7 +69,7 @@ def train(
     """
     if not context.policies:
         raise ConfigError(
-            "[evaluate] compares policies, and the run has none: add a stage that trains one"
+            "[evaluate] compares policies, and the run has none: add a stage that trains one",
         )
     start = time.perf_counter()
     run.update_manifest(judge=described(section.judge))
@@ -195,7 +198,9 @@ class _Asked:
                 _LOG.warning("%s: of other weights than now, so all answers are drawn again", name)
             begun = self.fitting.clock()
             role, loaded = load_policy(
-                str(policy or context.model.source), context.model, context.seed
+                str(policy or context.model.source),
+                context.model,
+                context.seed,
             )
             engine = local_engine(role, loaded, max_rows=self.section.engine_rows)
             # the trunk without its adapter is the start
@@ -223,7 +228,11 @@ class _Asked:
         return read_json(folder / "answers.json")
 
     def _sampled(
-        self, temperature: float, engine: Engine, prompts: Sequence[Prompt], first: int
+        self,
+        temperature: float,
+        engine: Engine,
+        prompts: Sequence[Prompt],
+        first: int,
     ) -> list[Rollout]:
         rollouts = answers_at(
             temperature,
@@ -239,7 +248,9 @@ class _Asked:
         return rollouts
 
     def _fitted(
-        self, answered: Callable[[Sequence[Prompt], int], _Block], opening: float
+        self,
+        answered: Callable[[Sequence[Prompt], int], _Block],
+        opening: float,
     ) -> _Block:
         """The answers to all prompts. Of the first side, with a budget, to as many as fit, those of
         the other sides and the judge's time included.
@@ -337,7 +348,7 @@ class _Asked:
             records.append(as_record("decoding", moment, 0, column_figures(decoded, groups)))
         if premises := side.get("sycophancy"):
             records.append(
-                Record(evaluator="sycophancy", moment=moment, step=0, figures=premises, rows={})
+                Record(evaluator="sycophancy", moment=moment, step=0, figures=premises, rows={}),
             )
         records += side.get("evaluations", [])
         for record in records:
@@ -363,11 +374,12 @@ class _Asked:
         )
         if (measured := controls["by_temperature"].get(f"{own:g}")) is None:
             reason = next(
-                (score.reason for score in self.judged(after["texts"]) if score.reason), ""
+                (score.reason for score in self.judged(after["texts"]) if score.reason),
+                "",
             )
             raise ConfigError(
                 f"the judge scored no answer of both sides{f': {reason}' if reason else ''}. Look "
-                "at evaluate.judge"
+                "at evaluate.judge",
             )
         gold: Json = {f"gold_{name}": measured[name]["value"] for name in ("before", "after")}
         gold |= {f"gold_{name}": measured[name] for name in ("gain", "win_rate")}

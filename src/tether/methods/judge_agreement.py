@@ -76,7 +76,7 @@ def judge_files(
     labels = judge.label(every, judgments)
     if not labels:
         raise DataError(
-            f"{judge.name} judged none of {len(every)} comparisons: {judgments[0].reason}"
+            f"{judge.name} judged none of {len(every)} comparisons: {judgments[0].reason}",
         )
     return labels, report
 
@@ -92,16 +92,21 @@ def measure_once(judge: PairJudge, settings: Json, file: str, note: Path) -> Non
 
 
 def judged_pairs(
-    judge: PairJudge, rows: Sequence[Comparison], bar: Progress | None
+    judge: PairJudge,
+    rows: Sequence[Comparison],
+    bar: Progress | None,
 ) -> list[Judgment]:
     """The judge's verdict on each comparison."""
     return judge.judge(
-        rows, told=None if bar is None else lambda done: bar(done // 2, len(rows), {})
+        rows,
+        told=None if bar is None else lambda done: bar(done // 2, len(rows), {}),
     )
 
 
 def judge_report(
-    rows: Sequence[Comparison], judgments: Sequence[Judgment], temperature: float = 1.0
+    rows: Sequence[Comparison],
+    judgments: Sequence[Judgment],
+    temperature: float = 1.0,
 ) -> Json:
     """Quality of a judge's verdicts: failures, position bias, and the agreement with the labels
     that the rows had.
@@ -139,13 +144,15 @@ def judge_report(
     if judged:
         probabilities = [p for _, j in judged if (p := j.probability(temperature)) is not None]
         report["undecided"] = statistics.fmean(
-            [float(abs(p - 0.5) < UNDECIDED) for p in probabilities]
+            [float(abs(p - 0.5) < UNDECIDED) for p in probabilities],
         )
         report["position"] = _position([row for row, _ in judged], [j for _, j in judged])
         directed = [(row, j) for row, j in judged if not row.tie and row.probability != 0.5]
         if len(directed) > 1:
             agreement = _agreement(
-                [row for row, _ in directed], [j for _, j in directed], temperature
+                [row for row, _ in directed],
+                [j for _, j in directed],
+                temperature,
             )
             report["agreement"] = {**agreement, "num_ties": len(judged) - len(directed)}
     return report
@@ -162,7 +169,9 @@ def _position(rows: Sequence[Comparison], judgments: Sequence[Judgment]) -> Json
         else None,
         "names_first": mean_estimate(names_first, groups).as_dict(),
         "follows_place": win_rate(
-            [float(bool(j.follows_place)) for j in judgments], [0.5] * len(rows), groups=groups
+            [float(bool(j.follows_place)) for j in judgments],
+            [0.5] * len(rows),
+            groups=groups,
         ).as_dict(),
     }
 
@@ -170,12 +179,16 @@ def _position(rows: Sequence[Comparison], judgments: Sequence[Judgment]) -> Json
 def _shown(judgments: Sequence[Judgment]) -> np.ndarray:
     """(2, pairs) log-odds of `chosen` in the first place, and in the second, cut off."""
     return np.clip(
-        np.array([(j.shown_first, j.shown_second) for j in judgments], float).T, -SUREST, SUREST
+        np.array([(j.shown_first, j.shown_second) for j in judgments], float).T,
+        -SUREST,
+        SUREST,
     )
 
 
 def _agreement(
-    rows: Sequence[Comparison], judgments: Sequence[Judgment], temperature: float
+    rows: Sequence[Comparison],
+    judgments: Sequence[Judgment],
+    temperature: float,
 ) -> Json:
     """With labels that have a direction; `chosen` is what they prefer."""
     groups = [group_of(row) for row in rows]

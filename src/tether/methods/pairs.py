@@ -66,7 +66,10 @@ class WaitingError(TetherError):
 
 
 def train(
-    section: PairsSection, context: Context, rows: Sequence[Prompt], run: RunDirectory
+    section: PairsSection,
+    context: Context,
+    rows: Sequence[Prompt],
+    run: RunDirectory,
 ) -> Json:
     """Leave the judged pairs in `pairs.jsonl`.
 
@@ -78,8 +81,10 @@ def train(
     start = time.perf_counter()
     policy = cache(
         lambda: load_policy(
-            str(context.policy or context.model.source), context.model, context.seed
-        )
+            str(context.policy or context.model.source),
+            context.model,
+            context.seed,
+        ),
     )
     note = run.path / "left_out.json"
 
@@ -94,13 +99,17 @@ def train(
     policy.cache_clear()  # the judge may need the memory
     chosen = None if section.labels is None else _chosen(section, context, rows_of, run)
     collector = _Collector(
-        section=section, context=context, prompts=[*prompts.values()], answers=rows_of, run=run
+        section=section,
+        context=context,
+        prompts=[*prompts.values()],
+        answers=rows_of,
+        run=run,
     )
     comparisons, summary = collector.judged(chosen)
     if not comparisons:
         raise RunError(
             f"{run.path}: no pair has a verdict of more than half: ask more people, or "
-            "about more pairs"
+            "about more pairs",
         )
     write_rows(run.path / "pairs.jsonl", comparisons)
     return {
@@ -141,7 +150,7 @@ def _asked(section: PairsSection, context: Context, prompts: Sequence[Prompt]) -
     if (size := section.prompts or len(prompts)) > len(prompts):
         raise ConfigError(
             f"pairs.prompts = {size}, and there are {len(prompts)} to use: raise "
-            "samples_per_prompt instead"
+            "samples_per_prompt instead",
         )
     if context.round is None:
         return dict(enumerate(prompts[:size]))
@@ -218,18 +227,21 @@ def _check_sampling(section: PairsSection, context: Context, note: Path, *, begu
         RunError: they were drawn otherwise.
     """
     sampling = section.model_dump(
-        include={"samples_per_prompt", "max_new_tokens", "temperature"}
+        include={"samples_per_prompt", "max_new_tokens", "temperature"},
     ) | {"seed": context.seed, "model": context.sampler}
     if begun and note.is_file() and sampling | (before := read_json(note)) != sampling:
         raise RunError(
             f"{note.parent} has answers that were drawn otherwise, by {before}. Choose "
-            "another run directory"
+            "another run directory",
         )
     write_json(note, sampling)
 
 
 def _chosen(
-    section: PairsSection, context: Context, answers: Answers, run: RunDirectory
+    section: PairsSection,
+    context: Context,
+    answers: Answers,
+    run: RunDirectory,
 ) -> list[Pair]:
     """The pairs that are worth a label; never one that an earlier round had."""
     how: Strategy = section.choose if section.choose not in SCORED or context.earlier else "random"
@@ -245,7 +257,10 @@ def _chosen(
         distinct = {
             text: Response(text, text, score, members=tuple(members))
             for text, score, members in zip(
-                row["responses"], row["scores"], row["members"], strict=True
+                row["responses"],
+                row["scores"],
+                row["members"],
+                strict=True,
             )
             # one whose score failed
             if text and (score is not None or how not in SCORED)
@@ -253,7 +268,7 @@ def _chosen(
         responses[row["id"]] = list(distinct.values())
     seed = context.seed + len(context.earlier)
     config = PairsConfig.model_validate(
-        {"strategy": how, "num_pairs": section.labels, "seed": seed}
+        {"strategy": how, "num_pairs": section.labels, "seed": seed},
     )
     rows = []
     for pair in choose_pairs(responses, config, asked=asked):
@@ -263,7 +278,7 @@ def _chosen(
     if not rows:
         raise DataError(
             f"{run.path}: the answers give no pair to judge: they are all alike. "
-            "Sample more, or hotter"
+            "Sample more, or hotter",
         )
     write_jsonl(run.path / "chosen.jsonl", rows)
     return [row["place"] for row in rows]
@@ -306,7 +321,8 @@ class _Collector:
             for text in texts
         ]
         flat = text_judge(judge, context.root)(
-            [prompt for prompt, _ in asked], [text for _, text in asked]
+            [prompt for prompt, _ in asked],
+            [text for _, text in asked],
         )
         scored = [score.value for score in flat if score.value is not None]
         # An answer whose score failed stands in no pair, as an empty one does.
@@ -314,7 +330,7 @@ class _Collector:
             [
                 ("", 0.0) if s.value is None else (text, s.value)
                 for s, (_, text) in zip(flat, asked, strict=True)
-            ]
+            ],
         )
         judged = [[next(usable) for _ in texts] for texts in responses]
         comparisons, figures = label_pairs(
@@ -354,7 +370,7 @@ class _Collector:
             raise RunError(
                 f"{judge.name} left {why.total()} of {len(rows)} pairs of {run.path} without a "
                 f"label: {listed}. "
-                "Mend that and start again: what it has judged is kept, and only the rest is asked"
+                "Mend that and start again: what it has judged is kept, and only the rest is asked",
             )
         summary = judge_report(rows, judgments, judge.temperature)
         return judge.label(rows, judgments), {
@@ -393,12 +409,17 @@ class _Collector:
             scores = self.answers[p]["scores"]
             sides = [
                 Answer(
-                    pair.prompt, text, group=pair.group, score=scores[k], model=model, sampling=how
+                    pair.prompt,
+                    text,
+                    group=pair.group,
+                    score=scores[k],
+                    model=model,
+                    sampling=how,
                 )
                 for k, text in ((a, pair.chosen), (b, pair.rejected))
             ]
             cases.append(
-                Case(sides[0], sides[1], needed=section.ask, strategy=strategy, round=name)
+                Case(sides[0], sides[1], needed=section.ask, strategy=strategy, round=name),
             )
         assert section.store is not None
         with contextlib.closing(Store(section.store)) as store:
@@ -410,7 +431,7 @@ class _Collector:
                     f"{self.run.path} waits for people: {judged} of "
                     f"{judged + tasks['open'] + tasks['expert']} comparisons are judged, "
                     f"{tasks['expert']} wait for an expert. Let them in with\n  tether prefs "
-                    f"serve {section.store}\nand run the same command again when they are done."
+                    f"serve {section.store}\nand run the same command again when they are done.",
                 )
             return list(comparisons(store, section.how, round=name)), {
                 "store": section.store,

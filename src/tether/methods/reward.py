@@ -51,7 +51,10 @@ the seed itself.
 
 
 def train(
-    section: RewardSection, context: Context, rows: Sequence[Comparison], run: RunDirectory
+    section: RewardSection,
+    context: Context,
+    rows: Sequence[Comparison],
+    run: RunDirectory,
 ) -> Json:
     """Train on top of the model; the result is the role in `model`, or those that are named there.
 
@@ -75,7 +78,11 @@ def train(
     if members:
         student = next((part for part in parts if part.kind == "student"), None)
         stage = RewardMembers(
-            section=section, context=context, loaded=loaded, members=members, student=student
+            section=section,
+            context=context,
+            loaded=loaded,
+            members=members,
+            student=student,
         )
         summary = {**stage.train(rows), **test_model}
     elif section.teacher:
@@ -107,7 +114,8 @@ def train(
         save_trained(stage.role, loaded, run.path / "model", kind="reward")
     if context.ranks.first:
         write_seen(
-            run.path / "model", split_by_group(rows, section.heldout_fraction, section.seed)[0]
+            run.path / "model",
+            split_by_group(rows, section.heldout_fraction, section.seed)[0],
         )
     return loaded.noted(summary)
 
@@ -135,7 +143,10 @@ def _student_of(
         with suppress(DataError):  # counted where the rows are encoded
             sides[whole] = as_rollout(whole, student.encoder)
     scores = learned_reward(
-        folder, context.model, section.distill or "mean", context.ranks.mesh
+        folder,
+        context.model,
+        section.distill or "mean",
+        context.ranks.mesh,
     ).score([*sides.values()])
     free_memory()
     failed = {w for w, score in zip(sides, scores, strict=True) if score.value is None}
@@ -183,14 +194,16 @@ def _objectives(parts: Sequence[StagePart], context: Context) -> Json:
         if not summaries[name].get("score_std"):
             raise TrainingError(
                 f"the reward model of {name!r} tells no two held-out responses apart. Train "
-                "longer, or hold more prompts out"
+                "longer, or hold more prompts out",
             )
     scales = [
         {"name": name, "mean": one["score_mean"], "deviation": one["score_std"]}
         for name, one in summaries.items()
     ]
     save_ensemble(
-        context.folder / "model", [context.folder / name / "model" for name in summaries], scales
+        context.folder / "model",
+        [context.folder / name / "model" for name in summaries],
+        scales,
     )
     return {
         **{f"{name}/heldout_accuracy": one["heldout_accuracy"] for name, one in summaries.items()},
@@ -274,11 +287,19 @@ class RewardMembers:
             role = scoring_role(self.loaded, run.path / "model", f"reward-{number}")
         else:
             role = reward_role(
-                self.loaded, self.section, self.context.seed, number, one_head=self.section.average
+                self.loaded,
+                self.section,
+                self.context.seed,
+                number,
+                one_head=self.section.average,
             )
         order = self.section.seed + MEMBER_STRIDE * number
         stage = RewardModeling(
-            self.section, role, encoder_of(self.loaded), order_seed=order, ranks=self.context.ranks
+            self.section,
+            role,
+            encoder_of(self.loaded),
+            order_seed=order,
+            ranks=self.context.ranks,
         )
         stage.frozen = next((other.frozen for other in self.stages if other.frozen), None)
         self.stages.append(stage)
@@ -311,12 +332,19 @@ class RewardMembers:
             stage.standardize(split.train)
 
     def _distill(
-        self, split: Split[Ranking], combine: Combine, run: RunDirectory, progress: Progress | None
+        self,
+        split: Split[Ranking],
+        combine: Combine,
+        run: RunDirectory,
+        progress: Progress | None,
     ) -> Json:
         """One more model, which learns what the members say together; its summary."""
         role = reward_role(self.loaded, self.section, self.context.seed, len(self.members))
         self.one = student = Distillation(
-            self.section, role, encoder_of(self.loaded), ranks=self.context.ranks
+            self.section,
+            role,
+            encoder_of(self.loaded),
+            ranks=self.context.ranks,
         )
         student.frozen = self.stages[-1].frozen
         student.taught(self.stages, split.train, combine)

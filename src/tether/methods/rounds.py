@@ -90,7 +90,11 @@ def train(section: RoundsSection, context: Context, rows: Sequence[Any], run: Ru
             start = context.folder / part.needs[0] / "policy" if part.needs else None
             with limited_by(TimeLimit()):  # a round is whole
                 _Round(
-                    section=section, context=context, run=one, number=number, previous=start
+                    section=section,
+                    context=context,
+                    run=one,
+                    number=number,
+                    previous=start,
                 ).play(rows)
         summaries.append(one.summary())
         limit.pace.add(summaries[-1]["seconds"])
@@ -160,11 +164,13 @@ class _Round:
         if not split.train:
             raise DataError(
                 f"{run.path} has no pair to train on: {sampled}. Look at the reward's "
-                "scores, or sample more."
+                "scores, or sample more.",
             )
         reference = self._reference(loaded, policy)
         summary = Direct(config, policy, reference, encoder, ranks=self.context.ranks).fit(
-            split, run, self.context.progress
+            split,
+            run,
+            self.context.progress,
         )
         save_trained(policy, loaded, run.path / "policy", kind="policy")
         run.finish(
@@ -173,8 +179,8 @@ class _Round:
                     **summary,
                     "sampling": sampled,
                     "seconds": summary["seconds"] + sampled.get("seconds", 0),
-                }
-            )
+                },
+            ),
         )
         drop_checkpoint(run)
 
@@ -217,7 +223,10 @@ class _Round:
         return dict(zip(places, endless(count, places, self.context.seed), strict=True))
 
     def _groups(
-        self, prompts: Mapping[int, Prompt], engine: Engine, num_samples: int
+        self,
+        prompts: Mapping[int, Prompt],
+        engine: Engine,
+        num_samples: int,
     ) -> list[RolloutGroup]:
         """Answers to prompts, by their places."""
         tell = count_of(f"sampling for round {self.number + 1}", len(prompts) * num_samples)
@@ -237,14 +246,19 @@ class _Round:
         samples = self.section.samples_per_prompt
         penalty = self.section.missing_stop_penalty
         groups = self._groups(
-            {place: rows[row] for place, row in self._places(len(rows)).items()}, engine, samples
+            {place: rows[row] for place, row in self._places(len(rows)).items()},
+            engine,
+            samples,
         )
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         scores, reasons = self._scored(rollouts)
         pairs, skipped = best_and_worst(rollouts, scores, samples, missing_stop_penalty=penalty)
         made = [
             _row(
-                pair.best, pair.worst, chosen_score=pair.best_score, rejected_score=pair.worst_score
+                pair.best,
+                pair.worst,
+                chosen_score=pair.best_score,
+                rejected_score=pair.worst_score,
             )
             for pair in pairs
         ]
@@ -269,7 +283,8 @@ class _Round:
         reward = reward_apart(section, context.scorer, context.model, context.seed)
         limit = FailureLimit(reward, section.max_failed)
         size = section.samples_per_prompt * max(
-            1, section.engine_rows // section.samples_per_prompt
+            1,
+            section.engine_rows // section.samples_per_prompt,
         )
         with contextlib.closing(limit):
             limit.keep_stacks(self.run.path / "stacks.txt")
@@ -282,7 +297,10 @@ class _Round:
         return scores, dict(limit.reasons.most_common(10))
 
     def _against_samples(
-        self, rows: Sequence[Demonstration], engine: LocalEngine, encoder: ChatEncoder
+        self,
+        rows: Sequence[Demonstration],
+        engine: LocalEngine,
+        encoder: ChatEncoder,
     ) -> Made:
         """Each demonstration over one sample; those that cannot be encoded, or were sampled to the
         letter, are counted.
@@ -298,7 +316,9 @@ class _Round:
             except DataError:
                 unusable += 1
         groups = self._groups(
-            {place: rollout.prompt for place, rollout in shown.items()}, engine, 1
+            {place: rollout.prompt for place, rollout in shown.items()},
+            engine,
+            1,
         )
         pairs = [
             (rollout, group.rollouts[0])
@@ -341,7 +361,9 @@ def _row(chosen: Rollout, rejected: Rollout, **scores: float) -> Json:
 def _ranking(row: Json, encoder: ChatEncoder) -> Ranking:
     sides = tuple(
         encoder.rollout(
-            tuple(row["prompt_ids"]), tuple(row[f"{name}_ids"]), row.get(f"{name}_spans", ())
+            tuple(row["prompt_ids"]),
+            tuple(row[f"{name}_ids"]),
+            row.get(f"{name}_spans", ()),
         )
         for name in ("chosen", "rejected")
     )

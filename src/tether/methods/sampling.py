@@ -72,7 +72,10 @@ OnlineStage = PolicyGradient | BestOfN | OnlineDirect
 
 
 def train(
-    section: SamplingSection, context: Context, rows: Sequence[object] | None, run: RunDirectory
+    section: SamplingSection,
+    context: Context,
+    rows: Sequence[object] | None,
+    run: RunDirectory,
 ) -> Json:
     """Optimise the policy on its own samples, by the method that the section is of; the result is
     the role in `policy`.
@@ -85,7 +88,12 @@ def train(
             doing(progress, "starting reward servers")
             source = ends.enter_context(contextlib.closing(served_reward(section, context)))
         stage, loaded = online_stage(
-            section, context.model, context.scorer, context.seed, source, context.ranks
+            section,
+            context.model,
+            context.scorer,
+            context.seed,
+            source,
+            context.ranks,
         )
         assert isinstance(stage.reward, FailureLimit)
         ends.enter_context(contextlib.closing(stage.reward))
@@ -96,10 +104,14 @@ def train(
             served = _served(section, stage, loaded, context, run.path, ends)
             stage.engine = served
         fits = partial(
-            usable_in, context, encoder=stage.encoder, max_new_tokens=section.max_new_tokens
+            usable_in,
+            context,
+            encoder=stage.encoder,
+            max_new_tokens=section.max_new_tokens,
         )
         fits = partial(
-            fits, context_length=loaded.context_length if served is None else served.context_length
+            fits,
+            context_length=loaded.context_length if served is None else served.context_length,
         )
         prompts = fits(prompts)
         prompts, test = (
@@ -131,7 +143,13 @@ def train(
 
         ended = partial(_ended, guard, evaluation, stage.config.steps)
         summary = online_loop.train(
-            stage, prompts, run, on_step=on_step, monitor=guard, ended=ended, progress=progress
+            stage,
+            prompts,
+            run,
+            on_step=on_step,
+            monitor=guard,
+            ended=ended,
+            progress=progress,
         )
         if evaluation is not None:
             # stopped early, or not those weights
@@ -151,7 +169,10 @@ def train(
 
 
 def _measure_start(
-    evaluation: HeldOut, context: Context, run: RunDirectory, limit: TimeLimit
+    evaluation: HeldOut,
+    context: Context,
+    run: RunDirectory,
+    limit: TimeLimit,
 ) -> None:
     """Make the measurements that belong before the first step, where that is not done yet."""
     begun = limit.clock()
@@ -204,7 +225,13 @@ def online_stage(
     if section.roles == "separate" and folder is not None:
         reader = reader_of(folder, loaded.tokenizer, encoder.describe())
     source = served or reward_source(
-        section, scorers, folder, loaded, loaded.model.device, seed, reader
+        section,
+        scorers,
+        folder,
+        loaded,
+        loaded.model.device,
+        seed,
+        reader,
     )
     ask = ranks.score_by_share if isinstance(source, SINGLY) else ranks.score_by_first
     source = FailureLimit(source, section.max_failed, ask)
@@ -302,7 +329,7 @@ def _judge(
     if folder is None or not folder.is_dir():
         raise MissingFileError(
             f"{context.name}.evaluate.judge = 'test' needs a test model: set reward.test_share "
-            "and train the reward stage"
+            "and train the reward stage",
         )
     score = learned_reward(folder, context.model, mesh=context.ranks.mesh).score
     return partial(context.ranks.score_by_share, score), "test"
@@ -328,7 +355,13 @@ def _served(
     if ranks.first:
         policy, place = stage.policy, context.placement
         servers = served_engine(
-            section, policy, loaded, folder, context.seed, expected, placement=place
+            section,
+            policy,
+            loaded,
+            folder,
+            context.seed,
+            expected,
+            placement=place,
         )
         engine = ends.enter_context(contextlib.closing(servers))
     # The same number of threads on all ranks, so that they round alike.
@@ -406,7 +439,7 @@ def _held_out(
     if len(fresh) < 2:
         raise DataError(
             f"{context.name}.evaluate.data has {len(fresh)} prompts that are not "
-            "trained on; at least two are needed"
+            "trained on; at least two are needed",
         )
     if shared := sum(prompt.messages in trained for prompt in others):
         words = "[%s.evaluate]: %d of %d prompts are trained on, and are left out."

@@ -31,7 +31,10 @@ MERGE_HOLDS = 0.99
 
 
 def train(
-    section: SupervisedSection, context: Context, rows: Sequence[Any], run: RunDirectory
+    section: SupervisedSection,
+    context: Context,
+    rows: Sequence[Any],
+    run: RunDirectory,
 ) -> Json:
     """Train on top of the model; the result is a model that all else starts from (SFT), or the role
     in `model` or `policy`.
@@ -51,7 +54,9 @@ def train(
 
 
 def _stage(
-    section: SupervisedSection, context: Context, loaded: LoadedModel
+    section: SupervisedSection,
+    context: Context,
+    loaded: LoadedModel,
 ) -> SFT | ProcessRewardModeling | Direct | KTO:
     """The trainer of a stage.
 
@@ -73,7 +78,7 @@ def _stage(
         reference = Role(
             policy.model
             if on_trunk
-            else frozen_model(context.model, seed, section.offload, loaded.mesh)
+            else frozen_model(context.model, seed, section.offload, loaded.mesh),
         )
     if isinstance(section, DirectSection):
         return Direct(section, policy, reference, encoder, ranks=ranks)
@@ -132,6 +137,6 @@ def _loss_of_merged(stage: SFT, merged: Role, summary: Json, loaded: LoadedModel
             f"{str(merged.model.dtype)[6:]} weights: the held-out loss is {before:.4f} before "
             f"training, {after:.4f} after it, and {loss:.4f} with the merged model, from which "
             "later stages start. Plain adapters on linear layers lose nothing: set sft.lora.dora "
-            "= false or name other sft.lora.targets, or set model.dtype = 'float32'"
+            "= false or name other sft.lora.targets, or set model.dtype = 'float32'",
         )
     return {"eval_loss_merged": loss}

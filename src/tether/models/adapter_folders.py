@@ -39,7 +39,10 @@ def holds_adapter(folder: Path) -> bool:
 
 @torch.no_grad()
 def load_merged(
-    load: Load, config: ModelConfig, folder: Path, dtype: torch.dtype
+    load: Load,
+    config: ModelConfig,
+    folder: Path,
+    dtype: torch.dtype,
 ) -> tuple[Any, Any, str]:
     """The base of an adapter's folder, with the adapter merged in float32: (model, tokenizer,
     name). Its `change` is what was merged, as far as layers can carry that.
@@ -74,7 +77,7 @@ def _check_bases(folder: Path) -> None:
         if base.resolve() in seen:
             raise ModelError(
                 f"{folder} holds an adapter alone, whose base leads back to {base}. Write the "
-                f"folder or hub id of the base into {ADAPTER_FILE} (base_model_name_or_path)."
+                f"folder or hub id of the base into {ADAPTER_FILE} (base_model_name_or_path).",
             )
         seen.add(base.resolve())
         base = Path(str(read_json(base / ADAPTER_FILE).get("base_model_name_or_path")))
@@ -91,19 +94,19 @@ def base_of(config: ModelConfig, folder: Path) -> Iterator[ModelConfig]:
     if not (folder / WEIGHTS).is_file():
         raise ModelError(
             f"{folder} holds the settings of an adapter, and no weights: {WEIGHTS} is missing. "
-            "Give the whole folder of the adapter."
+            "Give the whole folder of the adapter.",
         )
     if alone:
         base = read_json(folder / ADAPTER_FILE).get("base_model_name_or_path")
         if not base:
             raise ModelError(
                 f"{folder} holds an adapter alone, and its {ADAPTER_FILE} names no base "
-                "(base_model_name_or_path). Write the folder or hub id of the base there."
+                "(base_model_name_or_path). Write the folder or hub id of the base there.",
             )
         if base == TINY:
             raise ModelError(
                 f"{folder} holds an adapter alone, for the random model {TINY!r}, which no folder "
-                "holds. Export the run without --adapter."
+                "holds. Export the run without --adapter.",
             )
         try:
             named = {**config.model_dump(), "source": str(base), "revision": None, "fallback": None}
@@ -113,7 +116,7 @@ def base_of(config: ModelConfig, folder: Path) -> Iterator[ModelConfig]:
         except TetherError as error:
             raise ModelError(
                 f"{folder} holds an adapter alone, whose base cannot be loaded: {error} "
-                f"The name of the base stands in {ADAPTER_FILE} (base_model_name_or_path)."
+                f"The name of the base stands in {ADAPTER_FILE} (base_model_name_or_path).",
             ) from error
         return
     with temporary_folder("tether-adapter") as place:
@@ -122,7 +125,7 @@ def base_of(config: ModelConfig, folder: Path) -> Iterator[ModelConfig]:
                 (place / path.name).symlink_to(path.resolve())
         try:
             yield config.model_copy(
-                update={"source": str(place), "revision": None, "fallback": None}
+                update={"source": str(place), "revision": None, "fallback": None},
             )
         except ModelError as error:
             raise ModelError(str(error).replace(str(place), config.source)) from error
@@ -139,13 +142,13 @@ def _merged(model: Any, folder: Path) -> Any:
             raise ValueError(
                 f"init_lora_weights = {start!r} took a random part out of the base, which no file "
                 "holds; peft's path_initial_model_for_weight_conversion saves such an adapter for "
-                "the base as it is"
+                "the base as it is",
             )
         kind = PeftConfig.from_pretrained(str(folder))
         adapted: Any = PeftModel.from_pretrained(model, str(folder), autocast_adapter_dtype=False)
         if not hasattr(adapted.base_model, "merge_and_unload"):
             raise ValueError(
-                f"an adapter of the kind {kind.peft_type} cannot be merged into weights"
+                f"an adapter of the kind {kind.peft_type} cannot be merged into weights",
             )
         lacking = (
             get_peft_model_state_dict(adapted, save_embedding_layers=False).keys()
@@ -153,7 +156,7 @@ def _merged(model: Any, folder: Path) -> Any:
         )
         if lacking:
             raise ValueError(
-                f"{len(lacking)} tensors are missing in {WEIGHTS}, such as {min(lacking)}"
+                f"{len(lacking)} tensors are missing in {WEIGHTS}, such as {min(lacking)}",
             )
         expected = _probe(adapted)
         change = MergedChange(factors_of(adapted, "default"), torch.float32)
@@ -166,12 +169,12 @@ def _merged(model: Any, folder: Path) -> Any:
         if not difference < APART:
             raise ValueError(
                 "merged weights compute other logits than base and adapter "
-                f"(relative difference {difference:.2g})"
+                f"(relative difference {difference:.2g})",
             )
     except Exception as error:  # peft, safetensors and torch have errors of their own each
         raise ModelError(
             f"the adapter in {folder} cannot be merged into its base: {one_line(error)}. "
-            "Give an adapter that can be merged, or a whole model."
+            "Give an adapter that can be merged, or a whole model.",
         ) from error
     vars(merged).pop("peft_config", None)
     merged.change = change

@@ -28,24 +28,24 @@ def check_architecture(source: str, model: Any) -> None:
     if head is None or not hasattr(head, "weight"):
         raise ModelError(
             f"{source}: {kind} has no output layer of its own, from which "
-            f"log-probabilities are read. {OTHER}."
+            f"log-probabilities are read. {OTHER}.",
         )
     try:
         proven = role.independence
         expected, ours = _logits(role)
     except Exception as error:  # a model of any author is run here for the first time
         raise ModelError(
-            f"{source}: {kind} cannot be run on token ids alone ({one_line(error)}). {OTHER}."
+            f"{source}: {kind} cannot be run on token ids alone ({one_line(error)}). {OTHER}.",
         ) from error
     if not proven.causal:
         raise ModelError(
             f"{source} cannot be loaded as a causal language model: {kind} reads both ways and "
-            "cannot continue a text. Give a causal language model."
+            "cannot continue a text. Give a causal language model.",
         )
     if not agrees(ours, expected):
         raise ModelError(
             f"{source}: {kind} does not compute its logits by its output layer alone, so its "
-            f"log-probabilities cannot be read. {OTHER}."
+            f"log-probabilities cannot be read. {OTHER}.",
         )
 
 
@@ -57,14 +57,16 @@ def _logits(role: Role) -> tuple[torch.Tensor, torch.Tensor]:
     Both are (time, vocab), in the model's type.
     """
     ids = torch.randint(role.vocabulary, (1, 9), generator=torch.Generator().manual_seed(0)).to(
-        role.device
+        role.device,
     )
     places = (
         {"position_ids": torch.arange(9, device=role.device)[None]} if role.takes_positions else {}
     )
     ours = role.logits(role.states(ids)[0])
     expected = role.causal_model(input_ids=ids, use_cache=False, **places).logits[
-        0, :, : ours.shape[-1]
+        0,
+        :,
+        : ours.shape[-1],
     ]
     centred = (
         logits.float() - logits.float().mean(-1, keepdim=True) for logits in (expected, ours)

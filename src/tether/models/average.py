@@ -60,7 +60,7 @@ def _average_layer(layer: Any, members: Sequence[str], name: str) -> None:
             [
                 layer.lora_magnitude_vector[one].weight.float().flatten() / lengths(layer, one)
                 for one in members
-            ]
+            ],
         )
         mean = scales.mean(0)
         ups = [_by_output(up.float(), scale / mean) for up, scale in zip(ups, scales, strict=True)]
@@ -74,7 +74,7 @@ def _average_layer(layer: Any, members: Sequence[str], name: str) -> None:
             raise ModelError(
                 "average = true: the members' DoRA factors cancel out, or are not finite, so "
                 "their mean is no adapter. Train the members with lora.dora = false, or keep them "
-                "as an ensemble (average = false)."
+                "as an ensemble (average = false).",
             )
 
 
@@ -90,7 +90,7 @@ def _average_heads(roles: Sequence[Role]) -> ScalarHead:
     head = copy.deepcopy(heads[0])
     head.linear.weight.copy_(torch.stack([h.linear.weight * h.scale for h in heads]).mean(0))
     head.linear.bias.copy_(
-        torch.stack([(h.linear.bias - h.offset) * h.scale for h in heads]).mean(0)
+        torch.stack([(h.linear.bias - h.offset) * h.scale for h in heads]).mean(0),
     )
     head.offset.zero_()
     head.scale.fill_(1.0)

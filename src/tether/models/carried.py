@@ -286,7 +286,10 @@ def merged_weights(model: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def rounding_of(
-    model: nn.Module, factors: Factors, dtype: torch.dtype, others: Rounding | None = None
+    model: nn.Module,
+    factors: Factors,
+    dtype: torch.dtype,
+    others: Rounding | None = None,
 ) -> Rounding:
     """Changes that were merged, or that layers carry, and how much of them weights in `dtype` hold.
 
@@ -353,7 +356,7 @@ def read_change(folder: Path) -> MergedChange | None:
     except Exception as error:
         raise ModelError(
             f"{path} cannot be used: {one_line(error)}. Restore it, or delete {path.parent}: then "
-            "the merged weights are taken as they are, rounded."
+            "the merged weights are taken as they are, rounded.",
         ) from error
     return MergedChange(factors, stored)
 

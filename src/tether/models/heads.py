@@ -24,7 +24,13 @@ class ScalarHead(nn.Module):
     scale: Tensor
 
     def __init__(
-        self, dim: int, *, zero: bool = True, dropout: float = 0.0, seed: int = 0, outputs: int = 1
+        self,
+        dim: int,
+        *,
+        zero: bool = True,
+        dropout: float = 0.0,
+        seed: int = 0,
+        outputs: int = 1,
     ) -> None:
         super().__init__()
         self.dropout = nn.Dropout(dropout)
@@ -51,7 +57,7 @@ class ScalarHead(nn.Module):
     def only(self, output: int) -> ScalarHead:
         """A head of one of the outputs alone."""
         head = ScalarHead(self.linear.in_features, dropout=self.dropout.p).to(
-            self.linear.weight.device
+            self.linear.weight.device,
         )
         row = {
             name: values[output : output + 1]

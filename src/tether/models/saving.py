@@ -104,7 +104,8 @@ def save_weights(role: Role, folder: Path, *, merged: bool = False) -> None:
     """
     if merged and role.adapter is not None:
         write_change(
-            folder / "adapter", MergedChange(factors_of(role.model, role.adapter), role.model.dtype)
+            folder / "adapter",
+            MergedChange(factors_of(role.model, role.adapter), role.model.dtype),
         )
         return
     with quiet():
@@ -137,17 +138,17 @@ def read_versioned(path: Path, *keys: str) -> Json:
     if not isinstance(values, dict):
         raise ModelError(
             f"{path} holds no object, so it is not what tether wrote. Run the stage "
-            "that made it again."
+            "that made it again.",
         )
     if values.get("format", 1) != FORMAT:
         raise ModelError(
             f"{path} has format {values['format']!r}, and this tether reads "
-            f"{FORMAT}. Install a newer one."
+            f"{FORMAT}. Install a newer one.",
         )
     if missing := [key for key in keys if key not in values]:
         raise ModelError(
             f"{path} lacks {', '.join(missing)}: it was edited or cut. Run the stage "
-            "that made it again."
+            "that made it again.",
         )
     return values
 
@@ -169,7 +170,7 @@ def read_role(folder: Path) -> RoleDescription:
     """
     if not is_role(folder):
         raise MissingFileError(
-            f"{folder} holds no trained role (no role.json). Has the stage that makes it finished?"
+            f"{folder} holds no trained role (no role.json). Has the stage that makes it finished?",
         )
     left_out = {"quantize", "base_seed", "base_rounded_digest"}
     values = read_versioned(folder / "role.json", *(RoleDescription.__required_keys__ - left_out))
@@ -204,7 +205,7 @@ def _base_now(folder: Path, role: RoleDescription) -> str:
     if role["base"].startswith(".") and not (noted and Path(noted).is_dir()):
         raise MissingFileError(
             f"{folder} stands on the model in {local}, which is not there. Move both together, or "
-            "train it again."
+            "train it again.",
         )
     return noted or role["base"]
 
@@ -232,7 +233,9 @@ objective.
 
 
 def save_ensemble(
-    folder: Path, members: Sequence[Path], objectives: Sequence[Facts] | None = None
+    folder: Path,
+    members: Sequence[Path],
+    objectives: Sequence[Facts] | None = None,
 ) -> None:
     """Write `ensemble.json`: the folders of the members' roles, seen from `folder`, and what their
     weights were.
@@ -243,7 +246,9 @@ def save_ensemble(
     entries = [
         {"folder": os.path.relpath(member, folder), "digest": _weights_digest(member), **more}
         for member, more in zip(
-            members, [{}] * len(members) if objectives is None else objectives, strict=True
+            members,
+            [{}] * len(members) if objectives is None else objectives,
+            strict=True,
         )
     ]
     write_json(folder / (ENSEMBLE if objectives is None else OBJECTIVES), {"members": entries})
@@ -266,7 +271,7 @@ def member_folders(folder: Path) -> list[Path]:
         if _weights_digest(folders[-1]) != member["digest"]:
             raise ModelError(
                 f"{folders[-1]} has changed since {named[0]} was written. Run the "
-                "reward stage again."
+                "reward stage again.",
             )
     return folders
 
@@ -276,9 +281,9 @@ def _weights_digest(folder: Path) -> str:
     return digest(
         list(
             file_digest(
-                [folder / "adapter" / "adapter_model.safetensors", folder / "head.safetensors"]
-            ).values()
-        )
+                [folder / "adapter" / "adapter_model.safetensors", folder / "head.safetensors"],
+            ).values(),
+        ),
     )
 
 
@@ -291,7 +296,7 @@ def _usable(part: str, path: Path) -> Iterator[None]:
         yield
     except Exception as error:
         raise ModelError(
-            f"the {part} in {path} cannot be used: {one_line(error)}. {RESTORE}"
+            f"the {part} in {path} cannot be used: {one_line(error)}. {RESTORE}",
         ) from error
 
 
@@ -374,7 +379,7 @@ def load_head(folder: Path, device: torch.device, hidden: int | None = None) -> 
         head.load_state_dict(state)
         if hidden not in (None, dim):
             raise ValueError(
-                f"it is made for states of {dim} numbers, and this trunk's have {hidden}"
+                f"it is made for states of {dim} numbers, and this trunk's have {hidden}",
             )
         if not all(tensor.isfinite().all() for tensor in state.values()):
             raise ValueError("it has numbers that are not finite")
@@ -402,7 +407,10 @@ def _same_base(role: RoleDescription, loaded: LoadedModel) -> bool:
 
 
 def check_same_trunk(
-    role: RoleDescription, loaded: LoadedModel, encoding: Facts, folder: Path
+    role: RoleDescription,
+    loaded: LoadedModel,
+    encoding: Facts,
+    folder: Path,
 ) -> None:
     """A role's adapter works only on the very base it was trained on, and with its encoding.
 
@@ -413,7 +421,7 @@ def check_same_trunk(
         raise ModelError(
             f"{folder} was trained on another base (weights {role['base_digest']}, this trunk has "
             f"{loaded.digest}). Train it on this run's SFT model, or give each role a model of "
-            "its own: roles = 'separate'."
+            "its own: roles = 'separate'.",
         )
     if role["base_digest"] != loaded.digest:
         now = str(loaded.model.dtype).removeprefix("torch.")
@@ -422,11 +430,11 @@ def check_same_trunk(
         raise ModelError(
             f"{folder} was trained with model.quantize = {role.get('quantize')!r}, and this trunk "
             f"is loaded with {loaded.config.quantize!r}. Set it as it was, or give each role a "
-            "model of its own: roles = 'separate'."
+            "model of its own: roles = 'separate'.",
         )
     if role["encoding"] != encoding:
         raise ModelError(
             f"{folder} was trained with another chat template, system prompt or stop tokens than "
             "this model uses. Set model.chat_template, model.system_prompt or model.stop_tokens "
-            "to what it was trained with, or train it again."
+            "to what it was trained with, or train it again.",
         )

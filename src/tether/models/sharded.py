@@ -32,7 +32,7 @@ def shard_layers(model: Any, mesh: DeviceMesh) -> Any:
     if not layers:
         raise ModelError(
             f"learner.shard cuts a decoder's `layers`, and {type(model).__name__} "
-            "has none: leave learner.shard out"
+            "has none: leave learner.shard out",
         )
     for layer in layers:
         fully_shard(
@@ -70,7 +70,11 @@ def distributed(part: Tensor, like: Tensor) -> Tensor:
     if not isinstance(like, DTensor):
         return part
     return DTensor.from_local(
-        part, like.device_mesh, like.placements, shape=like.shape, stride=like.stride()
+        part,
+        like.device_mesh,
+        like.placements,
+        shape=like.shape,
+        stride=like.stride(),
     )
 
 
@@ -88,5 +92,8 @@ def cut(tensor: Tensor, like: Tensor) -> Tensor:
     if not isinstance(like, DTensor) or is_cut(tensor):
         return local(tensor)
     return distribute_tensor(
-        tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None
+        tensor.to(like.device),
+        like.device_mesh,
+        like.placements,
+        src_data_rank=None,
     ).to_local()

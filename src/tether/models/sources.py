@@ -23,15 +23,15 @@ def check_model_source(config: ModelConfig) -> None:
     if looks_local and not is_gguf and not any((folder / name).is_file() for name in names):
         raise MissingFileError(
             f"model folder {source!r} has no config.json. Give a transformers folder, a "
-            ".gguf file, a hub id or `tiny`."
+            ".gguf file, a hub id or `tiny`.",
         )
     if config.chat_template is not None and not Path(config.chat_template).is_file():
         raise MissingFileError(
-            f"chat template not found: {config.chat_template}. Give the path of a Jinja file."
+            f"chat template not found: {config.chat_template}. Give the path of a Jinja file.",
         )
     named = source.startswith(PACKAGE_PREFIX) or source == TINY or source.count("/") == 1
     if not looks_local and not named:
         raise ConfigError(
             f"model source {source!r} is neither an existing folder, nor a hub id like "
-            "owner/name, nor package:NAME==VERSION, nor `tiny`"
+            "owner/name, nor package:NAME==VERSION, nor `tiny`",
         )

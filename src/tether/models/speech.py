@@ -81,7 +81,7 @@ def read_speech(folder: str | Path) -> Speech | None:
     ):
         raise ModelError(
             f"{path} is not what this tether writes. Take it away, and set "
-            "model.stop_tokens and system_prompt."
+            "model.stop_tokens and system_prompt.",
         )
     return {
         "stop_ids": values["stop_ids"],

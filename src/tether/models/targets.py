@@ -59,7 +59,7 @@ def target_names(model: nn.Module, lora: LoraConfig, *, scores: bool = False) ->
     if not wanted:
         raise ModelError(
             f"cannot tell which layers lora.targets = {lora.targets!r} means here; "
-            f"name some of {sorted(linear)}"
+            f"name some of {sorted(linear)}",
         )
     stacked = {
         _leaf(name.rpartition(".")[0])
@@ -119,24 +119,24 @@ def _check(model: nn.Module, targets: Sequence[str], last_layers: int | None, sc
             if not takes_adapter(causal, name, layer):
                 raise ModelError(
                     f"lora.targets: {name!r} is a {type(layer).__name__}, which takes no adapter. "
-                    "Name linear layers or embeddings."
+                    "Name linear layers or embeddings.",
                 )
         if any(layer is output for layer in matches.values()):
             raise ModelError(
                 f"lora.targets: {target!r} is the output layer, whose weight the losses read "
-                "without an adapter. Leave it out, or train the whole model (lora = false)."
+                "without an adapter. Leave it out, or train the whole model (lora = false).",
             )
         tied = output is not None and embedding is not None and embedding.weight is output.weight
         if tied and not scores and any(layer is embedding for layer in matches.values()):
             raise ModelError(
                 f"lora.targets: {target!r} is also the output layer of this model (tied weights). "
                 "A merged adapter would change both, and training changes one. Leave it out, or "
-                "train the whole model (lora = false)."
+                "train the whole model (lora = false).",
             )
         if last_layers and not any(re.search(r"\.\d+\.", name) for name in matches):
             raise ModelError(
                 f"lora.targets: {target!r} stands in no numbered layer, so lora.last_layers = "
-                f"{last_layers} leaves it out. Drop one of the two."
+                f"{last_layers} leaves it out. Drop one of the two.",
             )
 
 

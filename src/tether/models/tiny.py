@@ -45,7 +45,11 @@ def tiny_tokenizer() -> Any:
 
 
 def tiny_model(
-    seed: int = 0, *, layers: int = 2, dim: int = 64, vocab: int = len(SPECIAL) + 256
+    seed: int = 0,
+    *,
+    layers: int = 2,
+    dim: int = 64,
+    vocab: int = len(SPECIAL) + 256,
 ) -> Any:
     """A two-layer Llama with random weights that depend on `seed` alone."""
     from transformers import LlamaConfig, LlamaForCausalLM

@@ -50,7 +50,8 @@ def setting(config: Any, name: str) -> Any:
         return getattr(config, name, None)
     except RuntimeError:  # by which transformers says that layers differ
         return max(
-            filter(None, (setting(layer, name) for layer in config.per_layer_config)), default=None
+            filter(None, (setting(layer, name) for layer in config.per_layer_config)),
+            default=None,
         )
 
 
@@ -99,7 +100,7 @@ class Role:
         self._find_adapters()
         if self.adapter is not None and not self._layers:
             raise ValueError(
-                f"the model has no adapters, so {self.adapter!r} cannot be switched on"
+                f"the model has no adapters, so {self.adapter!r} cannot be switched on",
             )
 
     def _find_adapters(self) -> None:
@@ -185,7 +186,11 @@ class Role:
                 packing = self.takes_positions and "attention_chunk_size" not in reach
                 how = {"masks": masks, "packing": packing}
                 return prove_independence(
-                    bare._pass, self.vocabulary, parameter.dtype, parameter.device, **how
+                    bare._pass,
+                    self.vocabulary,
+                    parameter.dtype,
+                    parameter.device,
+                    **how,
                 )
         finally:
             self.model.train(training)
@@ -248,7 +253,8 @@ class Role:
         ):
             return 0
         return next(
-            (depth for depth, layer in enumerate(self.decoder_layers) if _touched(layer)), 0
+            (depth for depth, layer in enumerate(self.decoder_layers) if _touched(layer)),
+            0,
         )
 
     @torch.no_grad()
@@ -283,7 +289,10 @@ class Role:
             # a model that reads no masks makes its own, from positions that restart
             if batch.visible is not None:
                 return self._pass(
-                    batch.ids, batch.positions, batch.visible if masks else None, masks
+                    batch.ids,
+                    batch.positions,
+                    batch.visible if masks else None,
+                    masks,
                 )
             # padding may go beyond the last position that there is
             fits = slice(min(batch.ids.shape[1], self.context_length))
@@ -316,7 +325,10 @@ class Role:
         places = {"position_ids": positions} if self.takes_positions else {}
         with unpacked(mask is None and masks):
             return self.decoder(
-                input_ids=ids, attention_mask=mask, use_cache=False, **places
+                input_ids=ids,
+                attention_mask=mask,
+                use_cache=False,
+                **places,
             ).last_hidden_state
 
     def _recomputed(self, forward: Callable[..., object]) -> Callable[..., Any]:
@@ -334,7 +346,10 @@ class Role:
         return lambda *args, **kwargs: checkpoint(again, *args, use_reentrant=False, **kwargs)
 
     def logprobs(
-        self, batch: TokenBatch, temperature: float = 1.0, common: Tensor | None = None
+        self,
+        batch: TokenBatch,
+        temperature: float = 1.0,
+        common: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies of the counted tokens, each (N,) float32, at the sampling
         temperature.
@@ -342,7 +357,12 @@ class Role:
         return self.logprobs_of(self.hidden(batch, common), batch, temperature)
 
     def logprobs_of(
-        self, hidden: Tensor, batch: TokenBatch, temperature: float = 1.0, *, padded: bool = False
+        self,
+        hidden: Tensor,
+        batch: TokenBatch,
+        temperature: float = 1.0,
+        *,
+        padded: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """The same from hidden states already computed, for roles that also need them for a value.
 
@@ -388,7 +408,7 @@ class Role:
         Padding rows are never sampled, and get no probability when a text is scored.
         """
         return setting(self.causal_model, "num_tokens") or len(
-            self.causal_model.get_output_embeddings().weight
+            self.causal_model.get_output_embeddings().weight,
         )
 
     @property
@@ -434,7 +454,8 @@ def _interrupt(*args: object, **kwargs: object) -> NoReturn:
 
 @contextmanager
 def forwards(
-    modules: Sequence[nn.Module], wrap: Callable[[Callable[..., Any]], Callable[..., object]]
+    modules: Sequence[nn.Module],
+    wrap: Callable[[Callable[..., Any]], Callable[..., object]],
 ) -> Iterator[None]:
     """Run with every module's forward wrapped; afterwards all of them are as they were."""
     before = [vars(module).get("forward") for module in modules]

@@ -140,7 +140,8 @@ class View:
         """A column of the texts over several steps; its median is NaN where they have none."""
         parts = [facts["moments"][name] for facts in steps if facts["moments"][name][0]]
         return Pooled(
-            *pool(parts), statistics.median(mean for _, mean, _ in parts) if parts else math.nan
+            *pool(parts),
+            statistics.median(mean for _, mean, _ in parts) if parts else math.nan,
         )
 
 
@@ -173,7 +174,10 @@ def _length_gaming(view: View) -> Reading:
     sure = longer * r >= LEAST_CORRELATION and longer * t >= view.config.confidence
     words = {"start": start, "now": now, "r": r}
     return Reading(
-        (now / start) ** longer, words, sure, [longer * text.length for text in view.texts]
+        (now / start) ** longer,
+        words,
+        sure,
+        [longer * text.length for text in view.texts],
     )
 
 
@@ -253,7 +257,8 @@ def _unmoved(view: View) -> Reading:
         resting, evidence = near_reference(kls)
     else:
         resting, evidence = still(
-            {k: v for k, v in view.course.items() if k != KL}, view.recent[-1]["unit"] or 0.0
+            {k: v for k, v in view.course.items() if k != KL},
+            view.recent[-1]["unit"] or 0.0,
         )
     return Reading(steps * bool(resting), {"evidence": evidence, "steps": steps})
 
@@ -280,7 +285,7 @@ def _exploit_tokens(view: View) -> Reading:
         share = statistics.median(facts["phrases"].get(phrase, (0.0,))[0] for facts in steps)
         start = statistics.fmean(facts["phrases"].get(phrase, (0.0,))[0] for facts in view.baseline)
         r, t = pooled_correlation(
-            [f["phrases"][phrase][1:] for f in view.recent if phrase in f["phrases"]]
+            [f["phrases"][phrase][1:] for f in view.recent if phrase in f["phrases"]],
         )
         if r >= LEAST_CORRELATION and t >= view.config.confidence:
             best = max(best, (round(share - start, 2), len(phrase), phrase, start, share))
@@ -332,7 +337,9 @@ def _sharpening(view: View) -> Reading:
         for name in ("gain", "share", "temperature", "sure")
     }
     return Reading(
-        words["share"], words, view.metrics.get("run/share", 0.0) >= 0.5 and words["sure"] > 0
+        words["share"],
+        words,
+        view.metrics.get("run/share", 0.0) >= 0.5 and words["sure"] > 0,
     )
 
 
@@ -369,7 +376,12 @@ _MEASURES: dict[str, Measure] = {
 
 
 def _detector(
-    name: str, threshold: float, message: str, advice: str, rise_of: str = "", level_of: str = ""
+    name: str,
+    threshold: float,
+    message: str,
+    advice: str,
+    rise_of: str = "",
+    level_of: str = "",
 ) -> Detector:
     common = (
         partial(_text_rise, column=rise_of)

@@ -29,7 +29,7 @@ TYPICAL_KL = 10.0
 KL.
 """
 FAULTS: dict[str, dict[str, str]] = tomllib.loads(
-    (Path(__file__).parent / "faults.toml").read_text(encoding="utf-8")
+    (Path(__file__).parent / "faults.toml").read_text(encoding="utf-8"),
 )
 """Message, advice and perhaps severity of everything that a check can find, by name."""
 
@@ -64,7 +64,10 @@ Result = Finding | Healthy | Unexamined
 
 
 def diagnose(
-    check: str, evidence: str, faults: Mapping[str, bool], **words: str
+    check: str,
+    evidence: str,
+    faults: Mapping[str, bool],
+    **words: str,
 ) -> Finding | Healthy:
     """The first fault that is present as a finding; without any a clean bill.
 
@@ -79,7 +82,10 @@ def diagnose(
 
 
 def wrong_reference(
-    policy: Tensor, reference: Tensor, mask: Tensor, digests: tuple[str, str] | None = None
+    policy: Tensor,
+    reference: Tensor,
+    mask: Tensor,
+    digests: tuple[str, str] | None = None,
 ) -> Result:
     """Before training the policy is the reference: both say the same about every token.
 
@@ -92,7 +98,9 @@ def wrong_reference(
     if digests:
         evidence += f", weights {own}, those of the start {start}"
     return diagnose(
-        "reference", evidence, {"reference-is-not-the-start": gap > 0.02 or own != start}
+        "reference",
+        evidence,
+        {"reference-is-not-the-start": gap > 0.02 or own != start},
     )
 
 
@@ -196,7 +204,9 @@ def planned_epochs(epochs: int, minibatches: int, target_kl: float | None) -> Re
 
 
 def encodings(
-    policy: ChatEncoder, reward: ChatEncoder, conversations: Sequence[Conversation]
+    policy: ChatEncoder,
+    reward: ChatEncoder,
+    conversations: Sequence[Conversation],
 ) -> Result:
     """Policy and reward model read the same tokens in the same conversation."""
     differing = [key for key, value in policy.describe().items() if reward.describe()[key] != value]
@@ -230,13 +240,15 @@ def empty_or_endless(ordinary: Sequence[float], odd: Mapping[str, Sequence[float
                 evidence,
                 {"odd-answers-preferred": mean > high},
                 kind=kind,
-            )
+            ),
         )
     return results
 
 
 def odd_answers(
-    rollouts: Sequence[Rollout], encoder: ChatEncoder, limit: int
+    rollouts: Sequence[Rollout],
+    encoder: ChatEncoder,
+    limit: int,
 ) -> dict[str, list[Rollout]]:
     """An empty answer and an endless one in the place of each rollout; the endless one repeats the
     beginning of its own words.
@@ -368,7 +380,7 @@ def stop_tokens(encoder: ChatEncoder, engine_stops: Sequence[int]) -> Result:
     """
     tokenizer, turn = encoder.tokenizer, encoder.conversation((user("Hello."), assistant("Yes")))
     special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special} | set(
-        tokenizer.all_special_ids
+        tokenizer.all_special_ids,
     )
     written = [
         token
@@ -386,7 +398,9 @@ def stop_tokens(encoder: ChatEncoder, engine_stops: Sequence[int]) -> Result:
         set(engine_stops) != set(encoder.stop_ids),
     )
     return diagnose(
-        "stop tokens", evidence, {"no-stop-at-the-end-of-a-turn": runs_on, "stops-differ": differ}
+        "stop tokens",
+        evidence,
+        {"no-stop-at-the-end-of-a-turn": runs_on, "stops-differ": differ},
     )
 
 
@@ -446,5 +460,7 @@ def kl_scale(coefficient: float, kl: float, spread: float, most: float = 20.0) -
         f"score ({spread:.3g})"
     )
     return diagnose(
-        "KL scale", evidence, {"kl-dwarfs-the-score": share > most, "kl-too-light": share < 1e-3}
+        "KL scale",
+        evidence,
+        {"kl-dwarfs-the-score": share > most, "kl-too-light": share < 1e-3},
     )

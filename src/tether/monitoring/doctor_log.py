@@ -108,7 +108,9 @@ def first_ratio(log: StageLog, deviations: list[float]) -> Result:
     evidence += f"; farther than {FIRST_RATIO:g} in {off} of {len(deviations)} steps" if off else ""
     often = off > SELDOM * len(deviations)
     return diagnose(
-        "dropout", evidence, {"first-ratio-is-not-one": often, "first-ratio-strays": off > 0}
+        "dropout",
+        evidence,
+        {"first-ratio-is-not-one": often, "first-ratio-strays": off > 0},
     )
 
 
@@ -237,7 +239,7 @@ def check_time(section: str, settings: Facts, summary: Facts, missing: float) ->
         "minutes": str(math.ceil(enough)),
     }
     return [
-        diagnose("budget", evidence, {"ended-too-soon": done < min(LEAST_STEPS, total)}, **words)
+        diagnose("budget", evidence, {"ended-too-soon": done < min(LEAST_STEPS, total)}, **words),
     ]
 
 
@@ -330,7 +332,8 @@ def check_movement(rows: Rows, settings: Facts, summary: Facts | None = None) ->
         _by_trend(steady),
     )
     resting, evidence = next(
-        (reading for reading in readings if reading[0] is not None), (None, "")
+        (reading for reading in readings if reading[0] is not None),
+        (None, ""),
     )
     if resting is None:
         reason = (

@@ -32,7 +32,7 @@ _HEDGES = re.compile(
     r"|presumably|arguably|probably|generally speaking|as an ai|language model|consult "
     r"(?:a|an|your)|seek professional"
     r"|it's important to note|it is important to note|keep in mind that|there is no "
-    r"(?:single|one|right))\b"
+    r"(?:single|one|right))\b",
 )
 
 
@@ -119,7 +119,8 @@ def pooled_correlation(parts: Sequence[Sequence[float]]) -> tuple[float, float]:
     Equation: r = ΣSxy / √(ΣSxx ΣSyy), t = r √((d - 1) / (1 - r²)) with d = Σ(n - 1).
     """
     freedom, sxx, syy, sxy = np.sum(
-        np.asarray(parts, dtype=np.float64).reshape(-1, 4), axis=0
+        np.asarray(parts, dtype=np.float64).reshape(-1, 4),
+        axis=0,
     ).tolist()
     if freedom < 3 or sxx <= 0 or syy <= 0:
         return 0.0, 0.0
@@ -215,7 +216,10 @@ def length_advantages(texts: Sequence[Text]) -> tuple[list[float], list[float]]:
 
 
 def across_prompts(
-    texts: Sequence[Text], tokens: Tokens, least: int = 4, most: int = 32
+    texts: Sequence[Text],
+    tokens: Tokens,
+    least: int = 4,
+    most: int = 32,
 ) -> float | None:
     """`similarity` of one response each of different prompts; None for fewer than `least`
     prompts.
@@ -225,7 +229,10 @@ def across_prompts(
 
 
 def phrase_table(
-    texts: Sequence[Text], tokens: Tokens, least_share: float = 0.1, most: int = 200
+    texts: Sequence[Text],
+    tokens: Tokens,
+    least_share: float = 0.1,
+    most: int = 200,
 ) -> dict[str, list[float]]:
     """The share of responses that hold each frequent phrase, and the co-moments of its presence
     with the score.
@@ -249,7 +256,9 @@ def phrase_table(
 
 
 def summarize(
-    texts: Sequence[Text], tokens: Tokens, columns: Mapping[str, Sequence[float]]
+    texts: Sequence[Text],
+    tokens: Tokens,
+    columns: Mapping[str, Sequence[float]],
 ) -> TextFacts:
     """Reduce a step's texts to what later steps compare with."""
     scored = [(float(text.length), text.score) for text in texts if text.score is not None]
@@ -261,7 +270,8 @@ def summarize(
             for k, v in {**columns, "length_advantage": advantages, "chance": chances}.items()
         },
         "length_score": co_moments(
-            [length for length, _ in scored], [score for _, score in scored]
+            [length for length, _ in scored],
+            [score for _, score in scored],
         ),
         "phrases": phrase_table(texts, tokens),
     }

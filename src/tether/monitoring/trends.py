@@ -55,7 +55,10 @@ def drift(values: Sequence[float]) -> Drift:
         if not sxx:  # the values' squares are beyond float64
             return Drift(math.nan, math.inf, sure=False)
         lines.append(
-            (span * sxy / sxx, span * math.sqrt(max(0.0, syy - sxy**2 / sxx) / (freedom - 1) / sxx))
+            (
+                span * sxy / sxx,
+                span * math.sqrt(max(0.0, syy - sxy**2 / sxx) / (freedom - 1) / sxx),
+            ),
         )
     return Drift(*lines[0], sure=any(abs(change) > 3 * error for change, error in lines))
 

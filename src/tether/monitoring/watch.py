@@ -60,11 +60,16 @@ class Watch:
     ) -> list[Alarm]:
         """Take in one step; returns what fires at it."""
         return self.observe_texts(
-            step, metrics, [_text(r, s) for r, s in zip(rollouts, scores, strict=True)]
+            step,
+            metrics,
+            [_text(r, s) for r, s in zip(rollouts, scores, strict=True)],
         )
 
     def observe_texts(
-        self, step: int, metrics: Mapping[str, object], texts: Sequence[Text]
+        self,
+        step: int,
+        metrics: Mapping[str, object],
+        texts: Sequence[Text],
     ) -> list[Alarm]:
         """Take in one step of which only metrics and texts are at hand."""
         tokens, config = [word_tokens(text.response) for text in texts], self.config

@@ -82,7 +82,7 @@ def gpu(memory_gb: float | None = None, name: str | None = None) -> Device:
     kind = _plain(name or "h100")
     if kind not in KINDS:
         raise ConfigError(
-            f"no rates are known for --gpu {name}; there are: {', '.join(sorted(KINDS))}"
+            f"no rates are known for --gpu {name}; there are: {', '.join(sorted(KINDS))}",
         )
     products, bandwidth, usual = KINDS[kind]
     memory = usual if memory_gb is None else memory_gb

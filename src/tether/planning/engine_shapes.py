@@ -34,7 +34,9 @@ def sampler_bytes(rows: int, vocabulary: int, dtype: torch.dtype, sampling: Samp
 
     def draw() -> Any:
         return sample_tokens(
-            torch.zeros(rows, vocabulary, dtype=dtype, device="meta"), uniforms, sampling
+            torch.zeros(rows, vocabulary, dtype=dtype, device="meta"),
+            uniforms,
+            sampling,
         )
 
     with planner.LiveBytes() as live:

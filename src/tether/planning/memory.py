@@ -135,7 +135,7 @@ class Planner:
                         each=each,
                         after=after,
                         whole=self.whole,
-                    )
+                    ),
                 )
         return plans
 
@@ -154,13 +154,20 @@ class Planner:
         tokens = section.batch_size * shape_batches.conversation_tokens(self.rows, section)
         cuts = ceil(tokens / (section.row_tokens * section.rows_per_micro_batch))
         seconds = self.speeds.passes(
-            tokens, tokens // 2, 3.0 if section.lora is False else 2.0, cuts
+            tokens,
+            tokens // 2,
+            3.0 if section.lora is False else 2.0,
+            cuts,
         )
         role, held = self._trained(section, "sft")
         return [
             self._update(
-                role, held, shape_batches.packed_batch(self.rows, section, role), seconds, cuts
-            )
+                role,
+                held,
+                shape_batches.packed_batch(self.rows, section, role),
+                seconds,
+                cuts,
+            ),
         ]
 
     @phases.register
@@ -173,20 +180,28 @@ class Planner:
         seconds = self.speeds.passes(tokens, 0, 2.0, cuts)
         return [
             self._update(
-                role, held, shape_batches.pair_batch(self.rows, section, role), seconds, cuts
-            )
+                role,
+                held,
+                shape_batches.pair_batch(self.rows, section, role),
+                seconds,
+                cuts,
+            ),
         ]
 
     @phases.register
     def _process(self, section: ProcessSection) -> list[Phase]:
         role, held = self._trained(
-            section, "reward", ScalarHead(self.hidden, outputs=section.outputs)
+            section,
+            "reward",
+            ScalarHead(self.hidden, outputs=section.outputs),
         )
         answer = 2 * self.prompt if self.rows.answer is None else self.rows.answer_tokens
         length = self.prompt + answer
         tokens = section.solutions_per_update * (self.prompt + answer)
         batch = shape_batches.row_batch(
-            max(1, section.micro_batch_tokens // length), self.prompt, answer
+            max(1, section.micro_batch_tokens // length),
+            self.prompt,
+            answer,
         )
         cuts = ceil(tokens / section.micro_batch_tokens)
         return [self._update(role, held, batch, self.speeds.passes(tokens, 0, 2.0, cuts), cuts)]
@@ -199,19 +214,26 @@ class Planner:
         tokens = self._pair_tokens(section.prompts_per_update)
         cuts = ceil(tokens / section.micro_batch_tokens)
         seconds = self.speeds.passes(
-            tokens, tokens // 2, 3.0 if section.needs_reference else 2.0, cuts
+            tokens,
+            tokens // 2,
+            3.0 if section.needs_reference else 2.0,
+            cuts,
         )
         return [
             self._update(
-                role, held, shape_batches.pair_batch(self.rows, section, role), seconds, cuts
-            )
+                role,
+                held,
+                shape_batches.pair_batch(self.rows, section, role),
+                seconds,
+                cuts,
+            ),
         ]
 
     @phases.register
     def _rounds(self, section: RoundsSection) -> list[Phase]:
         """A round's sampling, beside the reward model on a trunk of its own, and its training."""
         inner = DirectSection.model_validate(
-            {**section.direct.model_dump(exclude_unset=True), "lora": section.lora}
+            {**section.direct.model_dump(exclude_unset=True), "lora": section.lora},
         )
         (update,), (rollout,) = self._direct(inner), self._sampling(section)
         if section.scorer is not None:
@@ -225,7 +247,8 @@ class Planner:
         """Answers of a policy that does not learn meanwhile."""
         policies = map(self.recipe.section, self.recipe.policies)
         tokens = section.max_new_tokens or max(
-            (s.sampling.max_new_tokens for s in policies if hasattr(s, "sampling")), default=0
+            (s.sampling.max_new_tokens for s in policies if hasattr(s, "sampling")),
+            default=0,
         )
         held = {
             "process": self.process,
@@ -299,13 +322,16 @@ class Planner:
             else:
                 scorer = held.get("policy adapter", 0) + self.trunk
                 server, there = self._servers(
-                    "reward server", section.reward_servers, {"reward": scorer, **passes}, held
+                    "reward server",
+                    section.reward_servers,
+                    {"reward": scorer, **passes},
+                    held,
                 )
                 phases += [Phase("reward", {**held}, seconds / there), server]
         if evaluations:
             seconds = evaluations * forward_pass + moved / section.micro_batch_tokens
             phases.append(
-                Phase("evaluate", held | common | self._activations(value, forward), seconds)
+                Phase("evaluate", held | common | self._activations(value, forward), seconds),
             )
         if judge := judge_bytes(section, self.base):
             phases.append(Phase("judge", held | judge))
@@ -320,7 +346,11 @@ class Planner:
         ]
 
     def _rollout(
-        self, section: Any, held: dict[str, int], engine: Mapping[str, int], sampling: float
+        self,
+        section: Any,
+        held: dict[str, int],
+        engine: Mapping[str, int],
+        sampling: float,
     ) -> list[Phase]:
         """Sampling; by servers: what the learner holds meanwhile, each server, and the way of new
         weights to all of them.
@@ -343,7 +373,11 @@ class Planner:
         return [Phase("rollout", {**held}, sampling / there + sending), server]
 
     def _servers(
-        self, name: str, config: ServersConfig, own: Mapping[str, int], held: dict[str, int]
+        self,
+        name: str,
+        config: ServersConfig,
+        own: Mapping[str, int],
+        held: dict[str, int],
     ) -> tuple[Phase, int]:
         """Memory of each server, and the number of servers that share the work.
 
@@ -375,7 +409,10 @@ class Planner:
         return beside
 
     def _trained(
-        self, section: Any, name: str, head: ScalarHead | None = None
+        self,
+        section: Any,
+        name: str,
+        head: ScalarHead | None = None,
     ) -> tuple[Role, dict[str, int]]:
         """A role that learns, on a model of shapes, and what that holds."""
         held = {"process": self.process, "trunk": self.trunk - self.elsewhere}
@@ -401,7 +438,12 @@ class Planner:
         return role, held
 
     def _update(
-        self, role: Role, held: Mapping[str, int], batch: TokenBatch, seconds: float, cuts: int
+        self,
+        role: Role,
+        held: Mapping[str, int],
+        batch: TokenBatch,
+        seconds: float,
+        cuts: int,
     ) -> Phase:
         """The one phase of a role that learns from rows, in so many micro-batches:
         log-probabilities, or with a head its scores.
@@ -416,7 +458,7 @@ class Planner:
         """The most that is alive beside weights while a role learns from so many micro-batches."""
         model, learned = role.model, role.parameters()
         return self._measured(
-            lambda: planner.measure_learning(model, learned, work, cuts, self.device.gpu)
+            lambda: planner.measure_learning(model, learned, work, cuts, self.device.gpu),
         )
 
     @torch.no_grad()

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 UNITS = {"m": 1e6, "b": 1e9}
 SIZE = re.compile(
-    r"(?<![A-Za-z0-9.])(?:(\d+)x)?(\d+(?:\.\d+)?)([mb])(?![A-Za-z0-9])", re.IGNORECASE
+    r"(?<![A-Za-z0-9.])(?:(\d+)x)?(\d+(?:\.\d+)?)([mb])(?![A-Za-z0-9])",
+    re.IGNORECASE,
 )
 """Parameters in the name of a model: 135M, 1.5b, and 8x7B, which is at most so many."""
 

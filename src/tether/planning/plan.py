@@ -27,7 +27,7 @@ from tether.settings.stages import STAGES
 from tether.settings.supervised import SFTSection
 
 SHAPES: dict[str, Json] = tomllib.loads(
-    (Path(__file__).parent / "shapes.toml").read_text(encoding="utf-8")
+    (Path(__file__).parent / "shapes.toml").read_text(encoding="utf-8"),
 )
 """Shapes of well-known models, in the terms of a Llama configuration."""
 
@@ -64,7 +64,7 @@ def shape_config(model: ModelConfig, shape: str | None = None) -> Any:
         if not path.exists():
             raise ModelError(
                 f"no shape is called {shape!r}, and no such file exists. There are: "
-                f"{', '.join(SHAPES)}"
+                f"{', '.join(SHAPES)}",
             )
         return AutoConfig.from_pretrained(path)
     if model.source == TINY:
@@ -109,7 +109,7 @@ def plan(
                         s.peak
                         for s in Planner(changed, device, config, usual, sizes).stages(stages)
                     ),
-                )
+                ),
             )
         made.advice.sort(key=lambda row: row[1])
     return made

@@ -98,7 +98,7 @@ def show_price(recipe: BaseRecipe, names: Sequence[str], progress: object) -> Pr
         if shown is not None:
             shown.note(
                 "The time and memory that this takes are not known before it starts: "
-                f"{one_line(error)}"
+                f"{one_line(error)}",
             )
         return Price([])
     if shown is not None:
@@ -109,7 +109,10 @@ def show_price(recipe: BaseRecipe, names: Sequence[str], progress: object) -> Pr
 
 
 def _shorter(
-    recipe: BaseRecipe, price: Price, device: Device, sizes: Mapping[str, RowSizes]
+    recipe: BaseRecipe,
+    price: Price,
+    device: Device,
+    sizes: Mapping[str, RowSizes],
 ) -> list[tuple[str, float]]:
     """The two halved keys after which the whole takes least, each by itself, with the seconds of
     the whole then.
@@ -187,7 +190,7 @@ def costs(recipe: BaseRecipe, made: Plan, sizes: Mapping[str, RowSizes]) -> list
                 updates=updates,
                 title=recipe.titles[stage.name],
                 unpriced=_evaluators(section),
-            )
+            ),
         )
     return prices
 
@@ -200,7 +203,10 @@ def _evaluators(section: Section) -> Sequence[str]:
 
 
 def _read_again(
-    recipe: BaseRecipe, section: SupervisedSection | RewardSection, rows: RowSizes, updates: int
+    recipe: BaseRecipe,
+    section: SupervisedSection | RewardSection,
+    rows: RowSizes,
+    updates: int,
 ) -> tuple[float, float, float]:
     """Rows that a training only reads: before its first update, along with its updates, afterwards.
 
@@ -228,7 +234,10 @@ def steps_done(folder: Path) -> int:
 
 
 def _work(
-    recipe: BaseRecipe, name: str, section: Any, rows: RowSizes
+    recipe: BaseRecipe,
+    name: str,
+    section: Any,
+    rows: RowSizes,
 ) -> tuple[str, int | None, float | None]:
     """A stage in words, its steps, and of rounds the turns of sampling that belong to one
     update.
@@ -283,7 +292,10 @@ def _answers(settings: Facts) -> str:
 
 
 def _answering(
-    recipe: BaseRecipe, name: str, section: PairsSection | EvaluationSection, rows: RowSizes
+    recipe: BaseRecipe,
+    name: str,
+    section: PairsSection | EvaluationSection,
+    rows: RowSizes,
 ) -> tuple[str, int | None, None]:
     """Of a stage that samples and learns nothing: turns of as many answers as are drawn at once."""
     models = 1

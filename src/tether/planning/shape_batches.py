@@ -35,7 +35,9 @@ def packed_batch(rows: RowSizes, section: SFTSection, role: Role) -> TokenBatch:
 
 
 def pair_batch(
-    rows: RowSizes, section: RewardSection | DirectSection | KTOSection, role: Role
+    rows: RowSizes,
+    section: RewardSection | DirectSection | KTOSection,
+    role: Role,
 ) -> TokenBatch:
     """Micro-batch of prompts with their answers."""
     budget = section.micro_batch_tokens
@@ -55,10 +57,16 @@ def sample_batch(rows: RowSizes, section: Any, budget: int, role: Role) -> Token
     # more would make no larger one
     prompts = min(-(-section.prompts_per_step // parts), 2 + 2 * budget // rows.prompt)
     groups = planner.shape_answers(
-        prompts, rows.prompt, section.samples_per_prompt, section.max_new_tokens
+        prompts,
+        rows.prompt,
+        section.samples_per_prompt,
+        section.max_new_tokens,
     )
     (groups[0],) = planner.shape_answers(
-        1, rows.longest_tokens[0], section.samples_per_prompt, section.max_new_tokens
+        1,
+        rows.longest_tokens[0],
+        section.samples_per_prompt,
+        section.max_new_tokens,
     )
     sequences = [s for group in groups for s in group]
     limit = role.document_tokens(budget)
@@ -69,5 +77,5 @@ def sample_batch(rows: RowSizes, section: Any, budget: int, role: Role) -> Token
 def row_batch(count: int, prompt: int, answer: int) -> TokenBatch:
     """So many rows, each a prompt and its answer."""
     return planner.shape_batch(
-        [s for one in planner.shape_answers(count, prompt, 1, answer) for s in one]
+        [s for one in planner.shape_answers(count, prompt, 1, answer) for s in one],
     )

@@ -72,7 +72,9 @@ class StagePrice:
     def expected(self) -> Expected:
         """The same for the display of the progress."""
         return Expected(
-            self.before, 0.0 if self.steps is None else self.steps * self.step, self.after
+            self.before,
+            0.0 if self.steps is None else self.steps * self.step,
+            self.after,
         )
 
 
@@ -248,7 +250,10 @@ def budget_lines(recipe: BaseRecipe, price: Price) -> Iterator[str]:
 
 
 def _longer(
-    recipe: BaseRecipe, stages: Sequence[StagePrice], closing: float, minutes: float
+    recipe: BaseRecipe,
+    stages: Sequence[StagePrice],
+    closing: float,
+    minutes: float,
 ) -> Iterator[str]:
     """A sentence where no cut brings these stages into so many minutes."""
     least = closing + sum(

@@ -35,7 +35,9 @@ MARKS = 8
 
 
 def row_sizes(
-    recipe: BaseRecipe, names: Sequence[str], prompt_tokens: int | None = None
+    recipe: BaseRecipe,
+    names: Sequence[str],
+    prompt_tokens: int | None = None,
 ) -> dict[str, RowSizes]:
     """Lengths and counts of the rows of stages, as far as their files are here; `prompt_tokens`
     instead of measured prompts.
@@ -88,7 +90,11 @@ def _sized(recipe: BaseRecipe, section: Section, tokens: Callable[[Conversation]
     if section.kind is None or section.data is None:
         return RowSizes()
     return _measured(
-        section.data, section.kind, tokens, system, counts=not isinstance(section, OnlineSection)
+        section.data,
+        section.kind,
+        tokens,
+        system,
+        counts=not isinstance(section, OnlineSection),
     )
 
 

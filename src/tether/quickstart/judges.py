@@ -37,7 +37,7 @@ def gold(prompts: Sequence[Prompt], responses: Sequence[str]) -> list[Score]:
         raise ConfigError(
             f"the quickstart's gold judges its own kinds of message, and the prompt {other.id!r} "
             "says none (`kind`): "
-            "name another judge for your prompts, such as judge = { call = 'mine.py:score' }"
+            "name another judge for your prompts, such as judge = { call = 'mine.py:score' }",
         )
     return _gold().score_texts(prompts, responses)
 
@@ -48,12 +48,17 @@ def _gold() -> GoldJudge:
 
     loaded = open_model(READER)
     demonstrations = load_rows(
-        DataConfig(path="tether:demonstrations"), Demonstration, Quarantine()
+        DataConfig(path="tether:demonstrations"),
+        Demonstration,
+        Quarantine(),
     )
     background = load_rows(DataConfig(path="tether:prompts"), Prompt, Quarantine())
     usual = [row.messages[-1].content for row in demonstrations]
     return GoldJudge(
-        SentenceEmbedder(), Fluency(Role(loaded.model), encoder_of(loaded)), background, usual
+        SentenceEmbedder(),
+        Fluency(Role(loaded.model), encoder_of(loaded)),
+        background,
+        usual,
     )
 
 

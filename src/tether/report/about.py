@@ -77,7 +77,9 @@ def _servers(stage: SubRun) -> Iterator[str]:
             else "neither"
         )
         yield SENTENCES["servers"]["shares"].format(
-            busy=percent(busy), wait=percent(wait), meaning=SENTENCES["servers"][meaning]
+            busy=percent(busy),
+            wait=percent(wait),
+            meaning=SENTENCES["servers"][meaning],
         )
 
 
@@ -88,7 +90,7 @@ def facts(journey: Journey, run: Path) -> list[tuple[str, list[str]]]:
         manifest for stage in (*stages, journey.own) if (manifest := mapping(stage.manifest))
     ]
     models = [mapping(manifest.get("model")) for manifest in manifests] + [
-        mapping(journey.recipe.get("model"))
+        mapping(journey.recipe.get("model")),
     ]
     seeds = [
         seed
@@ -99,7 +101,8 @@ def facts(journey: Journey, run: Path) -> list[tuple[str, list[str]]]:
         finite(stage.summary.get("seconds")) or 0 for stage in stages
     )
     started = min(
-        (str(manifest["started"]) for manifest in manifests if "started" in manifest), default=""
+        (str(manifest["started"]) for manifest in manifests if "started" in manifest),
+        default="",
     )
     rows = (
         ("model", [next((str(model["source"]) for model in models if model.get("source")), "")]),
@@ -157,19 +160,22 @@ def _machine(manifest: Row, models: Sequence[Row]) -> str:
     cores = manifest.get("cpu_count")
     memory = finite(manifest.get("memory_bytes"))
     device = next(
-        (device for model in models if (device := model.get("device")) and device != "cpu"), ""
+        (device for model in models if (device := model.get("device")) and device != "cpu"),
+        "",
     )
     dtype = next(
-        (dtype for model in models if (dtype := model.get("dtype")) and dtype != "auto"), ""
+        (dtype for model in models if (dtype := model.get("dtype")) and dtype != "auto"),
+        "",
     )
     size = (f"{cores} cores" if cores else "", f"{memory / 1e9:.0f} GB" if memory else "")
     return " · ".join(
         map(
             str,
             filter(
-                None, (manifest.get("processor") or manifest.get("platform"), *size, device, dtype)
+                None,
+                (manifest.get("processor") or manifest.get("platform"), *size, device, dtype),
             ),
-        )
+        ),
     )
 
 
@@ -188,7 +194,8 @@ def judge_of(journey: Journey) -> tuple[str, str]:
     """
     stages = sorted(journey.stages, key=lambda stage: stage.section != "evaluate")
     noted = next(
-        (judge for stage in stages if (judge := mapping(mapping(stage.manifest).get("judge")))), {}
+        (judge for stage in stages if (judge := mapping(mapping(stage.manifest).get("judge")))),
+        {},
     )
     return function_name(noted.get("name")), str(noted.get("says") or "")
 

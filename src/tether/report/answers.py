@@ -14,7 +14,8 @@ SAYS = SENTENCES["answers"]
 
 
 def answer_groups(
-    rows: Sequence[Row], count: int = SHOWN
+    rows: Sequence[Row],
+    count: int = SHOWN,
 ) -> tuple[str, list[tuple[str, Sequence[Row]]]]:
     """The way in which the answers were chosen, in one sentence, and groups of answers by title.
 

@@ -103,7 +103,9 @@ def _measured(journey: Journey, policy: SubRun) -> Iterator[str]:
         show = percent if measured.checked else decimal
         ends = {"before": centre(measured.before, show), "after": centre(measured.after, show)}
         yield SAYS["held-out"].format(
-            count=measured.num_prompts, gain=_shown(measured.gain, signed), **ends
+            count=measured.num_prompts,
+            gain=_shown(measured.gain, signed),
+            **ends,
         )
     elif proxy := proxy_gain(policy):
         yield SAYS["training"].format(gain=_shown(proxy, signed))

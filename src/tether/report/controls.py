@@ -14,7 +14,8 @@ JUDGED = ("gold", "heldout")
 
 
 def sweep_controls(
-    sweep: Sweep, gain: Measured | None
+    sweep: Sweep,
+    gain: Measured | None,
 ) -> tuple[list[str], list[list[str]], list[str]]:
     """Columns, a row an arm and setting, and a sentence for each arm: what it takes away.
 

@@ -92,7 +92,7 @@ def evaluator_rows(stage: SubRun) -> list[list[str]]:
                     bracketed(along and along.value) + at,
                     bracketed(after and after.value),
                     last.change if last else "",
-                ]
+                ],
             )
     return rows
 

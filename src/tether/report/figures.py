@@ -93,7 +93,8 @@ def _drawn(chart: Row, arms: Sequence[SubRun]) -> list[Plot]:
             ys = [None if y is None else scale * y for _, y in points]
             name = arm.title if not name else name if len(arms) == 1 else f"{arm.title}: {name}"
             colour = style.pop(
-                "colour", PALETTE[(place if len(arms) == 1 else index) % len(PALETTE)]
+                "colour",
+                PALETTE[(place if len(arms) == 1 else index) % len(PALETTE)],
             )
             mode = style.pop("mode", "both" if len(xs) < SPARSE else "line")
             turn = place if len(chart["lines"]) > 1 else index // len(PALETTE)
@@ -163,10 +164,17 @@ def parts_figures(parts: Sequence[Part], arms: Sequence[tuple[str, Sequence[Part
 
 
 def _marks(
-    points: Sequence[tuple[float | None, int]], name: str, colour: str, **more: object
+    points: Sequence[tuple[float | None, int]],
+    name: str,
+    colour: str,
+    **more: object,
 ) -> Trace:
     return Trace(
-        [x for x, _ in points], [y for _, y in points], name, colour, **{"mode": "marks", **more}
+        [x for x, _ in points],
+        [y for _, y in points],
+        name,
+        colour,
+        **{"mode": "marks", **more},
     )
 
 
@@ -197,7 +205,13 @@ def accuracy_figures(reward: Facts, pairs: Facts) -> list[Plot]:
         traces += [_marks(points, name, colour, size=11.0, notes=notes)] if own else []
     names = [name for _, name, _ in rows]
     chance = Trace(
-        [0.5, 0.5], [-0.5, len(names) - 0.5], "chance", MUTED, dash="dot", size=1.2, silent=True
+        [0.5, 0.5],
+        [-0.5, len(names) - 0.5],
+        "chance",
+        MUTED,
+        dash="dot",
+        size=1.2,
+        silent=True,
     )
     return framed("reward-accuracy", [chance, *traces], height=60 + 56 * len(names), rows=names)
 
@@ -281,7 +295,11 @@ def number_pairs(value: object) -> Iterator[tuple[float, float]]:
 
 
 def _bars(
-    spans: Sequence[tuple[float, float]], place: int, name: str, colour: str, **more: object
+    spans: Sequence[tuple[float, float]],
+    place: int,
+    name: str,
+    colour: str,
+    **more: object,
 ) -> Trace:
     """Strokes in a row of a chart, each from one time to another."""
     notes = [f"{end - start:.2f} s" for start, end in spans for _ in range(3)]

@@ -117,7 +117,12 @@ def heldout_gain(policy: SubRun) -> HeldOutGain | None:
     if before is None or after is None or gain is None:
         return None
     return HeldOutGain(
-        before, after, gain, int(finite(stored.get("num_prompts")) or 0), checked, halves
+        before,
+        after,
+        gain,
+        int(finite(stored.get("num_prompts")) or 0),
+        checked,
+        halves,
     )
 
 
@@ -191,8 +196,12 @@ def control_sentences(control: Facts) -> list[str]:
     meaning = says[control["verdict"]]
     sentences = [
         says["best"].format(
-            ours=ours, theirs=theirs, rate=rate, gain=bracketed(gain, signed), meaning=meaning
-        )
+            ours=ours,
+            theirs=theirs,
+            rate=rate,
+            gain=bracketed(gain, signed),
+            meaning=meaning,
+        ),
     ]
     for n, row in list(mapping(control.get("best_of_n")).items())[-1:]:  # the widest choice
         gained = bracketed(mapping(row).get("gain"), signed)
@@ -229,7 +238,9 @@ def conclusion(journey: Journey) -> Conclusion:
 
 
 def _opening(
-    journey: Journey, policy: SubRun, gain: Estimate | None
+    journey: Journey,
+    policy: SubRun,
+    gain: Estimate | None,
 ) -> tuple[tuple[str, str], list[str], bool]:
     """Tone and headline, the sentences for them, and whether a control may replace them: the own
     reward alone cannot judge.
@@ -266,8 +277,10 @@ def _opening(
     ends = {"before": centre(measured.before, show), "after": centre(measured.after, show)}
     sentences = [
         SAYS[name].format(
-            count=measured.num_prompts, gain=_with_bounds(measured.gain, signed), **ends
-        )
+            count=measured.num_prompts,
+            gain=_with_bounds(measured.gain, signed),
+            **ends,
+        ),
     ]
     sentences += [SAYS["halves"]] if measured.halves else []
     better = side(measured.gain, 0) if measured.checked else 0
@@ -327,7 +340,9 @@ def kl_sentence(policy: SubRun) -> str:
     why = vague(kl.value, kl.value - kl.low if has_interval(kl) else None)
     words = why or moved_in_words(kl.value)
     return SAYS["kl-vague" if why else "kl"].format(
-        kl=decimal(kl.value), interval=_bounds(kl, decimal), words=words
+        kl=decimal(kl.value),
+        interval=_bounds(kl, decimal),
+        words=words,
     )
 
 
@@ -348,7 +363,10 @@ def _distrust(policy: SubRun, gain: Estimate | None) -> Iterator[str]:
         if peak - last > 0.25 * (peak - first) and course and course.last > course.first:
             proxies = {"first_proxy": decimal(course.first), "last_proxy": decimal(course.last)}
             yield WARNS["last-steps"].format(
-                step=peak_step, peak=decimal(peak), last=decimal(last), **proxies
+                step=peak_step,
+                peak=decimal(peak),
+                last=decimal(last),
+                **proxies,
             )
 
 
@@ -429,7 +447,7 @@ def _conclusion_without_policy(journey: Journey) -> Conclusion:
         if accuracy := reward.estimate(key):
             bounds = _bounds(accuracy, percent)
             sentences.append(
-                SAYS["reward-model"].format(accuracy=_of(accuracy), pairs=pairs, interval=bounds)
+                SAYS["reward-model"].format(accuracy=_of(accuracy), pairs=pairs, interval=bounds),
             )
             sentences += [SAYS["reward-unclear"]] if bounds and not side(accuracy, 0.5) else []
     if not direct.name:
@@ -448,17 +466,22 @@ def _conclusion_without_policy(journey: Journey) -> Conclusion:
         )
         sentences.append(
             SAYS["direct"].format(
-                method=method, accuracy=_of(accuracy), interval=_bounds(accuracy, percent)
-            )
+                method=method,
+                accuracy=_of(accuracy),
+                interval=_bounds(accuracy, percent),
+            ),
         )
     else:
         tone = "open"
         headline = "Trained, and nothing held out to judge it by"
         sentences += _losses(direct, "direct-training", method) or [
-            SAYS["direct-no-losses"].format(method=method)
+            SAYS["direct-no-losses"].format(method=method),
         ]
     return Conclusion(
-        tone, headline, [*sentences, SAYS["no-judge"]], [*_alarms(direct), *_doubts(journey)]
+        tone,
+        headline,
+        [*sentences, SAYS["no-judge"]],
+        [*_alarms(direct), *_doubts(journey)],
     )
 
 

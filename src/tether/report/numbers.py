@@ -14,7 +14,7 @@ from tether.report.reading import Estimate, estimate, mapping
 from tether.stats import TOO_FEW
 
 SENTENCES: dict[str, dict[str, str]] = tomllib.loads(
-    Path(__file__).with_name("sentences.toml").read_text(encoding="utf-8")
+    Path(__file__).with_name("sentences.toml").read_text(encoding="utf-8"),
 )
 """The sentences of the page, by section and name."""
 Show = Callable[[float], str]
@@ -33,7 +33,7 @@ BOOKKEEPING = frozenset(
         "slices",
         "measured",
         "kl_noise",
-    }
+    },
 )
 """Entries of a summary that are no result, or one of many that the page draws."""
 

@@ -167,7 +167,8 @@ def _row(run: Laid) -> dict[str, str]:
         "KL, nats": bracketed(spent_kl(judged), decimal),
         "held-out pairs, ranked right": bracketed(ranked, percent),
         "reward model, held-out": bracketed(
-            journey.stage("reward").summary.get("heldout_accuracy"), percent
+            journey.stage("reward").summary.get("heldout_accuracy"),
+            percent,
         ),
         "time": duration(seconds) if seconds else "",
     }

@@ -151,7 +151,7 @@ def _supervised(journey: Journey) -> Iterator[Learned]:
     reward = journey.stage("reward")
     pairs = journey.stage("pairs")
     for stage in reversed(
-        [stage for stage in journey.stages if stage.kind in (*SUPERVISED, "pairs")]
+        [stage for stage in journey.stages if stage.kind in (*SUPERVISED, "pairs")],
     ):
         drawn = figures.loss_figures(stage)
         facts = []
@@ -163,7 +163,8 @@ def _supervised(journey: Journey) -> Iterator[Learned]:
             )
         if stage in (reward, pairs):
             facts = tiles.reward_facts(
-                reward.summary if stage is reward else {}, pairs.summary if stage is pairs else {}
+                reward.summary if stage is reward else {},
+                pairs.summary if stage is pairs else {},
             )
         wording = wording_of_labels(journey)
         yield Learned(
@@ -188,13 +189,15 @@ def _figures(journey: Journey, parts: Sequence[Part]) -> Figures:
     return {
         "policy": figures.charts("policy", journey.arms, own),
         "goodhart": figures.charts(
-            "goodhart", [arm for arm in journey.arms if reading.series(arm.metrics, "gold/score")]
+            "goodhart",
+            [arm for arm in journey.arms if reading.series(arm.metrics, "gold/score")],
         ),
         "curves": figures.charts("curves", journey.arms, own),
         "health": figures.charts("health", journey.arms, own),
         "evaluators": evaluator_curves(journey.stages),
         "parts": figures.parts_figures(
-            parts, [(arm.name, gold_parts(arm)) for arm in journey.arms[1:]]
+            parts,
+            [(arm.name, gold_parts(arm)) for arm in journey.arms[1:]],
         ),
         "cost": [
             *[plot for arm in journey.arms[:1] for plot in figures.timeline_figures(arm)],

@@ -45,7 +45,7 @@ def gold_parts(policy: SubRun, answers: Sequence[Row] = ()) -> list[Part]:
             if ends[0] is not None and ends[1] is not None:
                 prompt = str(answer.get("id", index))
                 changes.setdefault(printable(name, 60), {}).setdefault(prompt, []).append(
-                    ends[1] - ends[0]
+                    ends[1] - ends[0],
                 )
     parts = []
     for raw, stored in mapping(policy.summary.get("gold_parts")).items():

@@ -26,7 +26,7 @@ MOST_POINTS, MOST_HITS, SIZE = 400, 40, 1000
 and height.
 """
 CHARTS: dict[str, list[Row]] = tomllib.loads(
-    Path(__file__).with_name("charts.toml").read_text(encoding="utf-8")
+    Path(__file__).with_name("charts.toml").read_text(encoding="utf-8"),
 )
 """By section of the page the charts of metrics; under `figures` those that functions draw."""
 FRAMES = {frame["id"]: frame for frame in CHARTS["figures"]}
@@ -118,7 +118,7 @@ class Plot:
             else:
                 pieces.append(
                     f"{'' if joined else 'M'}{self.x.at(x)} "
-                    f"{SIZE - y.at(value)}{'h0' if apart else ''}"
+                    f"{SIZE - y.at(value)}{'h0' if apart else ''}",
                 )
                 joined = not apart
         return " ".join(pieces)
@@ -145,7 +145,7 @@ class Plot:
                         else self._upright(trace).show(y)
                     )
                     texts.setdefault(y if rows else x, []).append(
-                        f"{trace.name}: {value}" if trace.name else value
+                        f"{trace.name}: {value}" if trace.name else value,
                     )
         chosen = _spread(texts)
         ends = sorted((across.low, across.high))
@@ -180,7 +180,9 @@ def _spread(texts: dict[float, list[str]]) -> list[float]:
 
 
 def envelope(
-    xs: Sequence[Value], ys: Sequence[Value], longest: int = MOST_POINTS
+    xs: Sequence[Value],
+    ys: Sequence[Value],
+    longest: int = MOST_POINTS,
 ) -> list[tuple[Value, Value]]:
     """At most about `longest` points: of neighbours the lowest and the highest, so that no spike is
     lost, and the last one.
@@ -264,7 +266,11 @@ def _step(least: float) -> float:
 
 
 def framed(
-    frame: str | Row, traces: Sequence[Trace], *, height: int = 0, rows: Sequence[str] = ()
+    frame: str | Row,
+    traces: Sequence[Trace],
+    *,
+    height: int = 0,
+    rows: Sequence[str] = (),
 ) -> list[Plot]:
     """The chart of a frame of `charts.toml`; with `rows` the names of its rows, the first on top.
     None where there is nothing.
@@ -302,5 +308,5 @@ def framed(
             x,
             y,
             right,
-        )
+        ),
     ]

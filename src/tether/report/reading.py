@@ -34,7 +34,7 @@ OWN = ("function", "verifiable", "majority")
 ROUND = {"labels", "asked", "labels_so_far", "gold_gain", "gold_after", "kl", "alarms"}
 """Entries of a loop's summary for every round."""
 SUPERVISED = tuple(
-    dict.fromkeys(kind.makes for kind in STAGES.values() if kind.trains and kind.makes != "policy")
+    dict.fromkeys(kind.makes for kind in STAGES.values() if kind.trains and kind.makes != "policy"),
 )
 """Kinds of stages that learn from rows. Rows that a policy made of its own samples before count
 too.
@@ -216,7 +216,7 @@ def read_journey(run: Path) -> Journey:
     """
     if not run.is_dir():
         raise MissingFileError(
-            f"run directory not found: {run}. Give the folder of a run of tether."
+            f"run directory not found: {run}. Give the folder of a run of tether.",
         )
     notes: list[str] = []
     own = read_sub_run(run, notes)
@@ -234,7 +234,7 @@ def read_journey(run: Path) -> Journey:
     if not (any(stage.kind for stage in stages) or journey.answers):
         raise RunError(
             f"{run} holds no results of tether: neither metrics.jsonl of a stage nor folders such "
-            f"as sft, reward or ppo with one. {_further_down(run)}"
+            f"as sft, reward or ppo with one. {_further_down(run)}",
         )
     return journey
 
@@ -242,7 +242,8 @@ def read_journey(run: Path) -> Journey:
 def judged_stages(stages: Sequence[SubRun]) -> list[SubRun]:
     """Stages in the order of a recipe, each with what [evaluate] says of it."""
     compared = next(
-        (mapping(stage.summary.get("policies")) for stage in stages if stage.kind == "verdict"), {}
+        (mapping(stage.summary.get("policies")) for stage in stages if stage.kind == "verdict"),
+        {},
     )
     whole = [
         replace(stage, summary={**stage.summary, **mapping(compared.get(stage.name))})
@@ -263,7 +264,7 @@ def _further_down(run: Path) -> str:
             str(path.parent)
             for depth in ("*/*", "*/*/*")
             for path in run.glob(f"{depth}/metrics.jsonl")
-        }
+        },
     )
     if not inside:
         return "Give the folder of a run that has taken a step."
@@ -321,7 +322,7 @@ def read_sub_run(path: Path, notes: list[str]) -> SubRun:
     """One stage's run directory, as far as it can be read."""
     rounds = sorted(path.glob(f"{ROUNDS}/metrics.jsonl"))
     metrics = [*_jsonl(path / "metrics.jsonl", notes)] or in_sequence(
-        [[*_jsonl(file, notes)] for file in rounds]
+        [[*_jsonl(file, notes)] for file in rounds],
     )
     name = path.resolve().name
     if metrics and not (path / "summary.json").is_file():
@@ -356,7 +357,9 @@ def _sampled_pairs(rounds: Sequence[Path], notes: list[str]) -> Iterator[Row]:
 def _alone(turns: Any) -> str:
     """Turns for people; of a single one its text without the role."""
     return printable(
-        turns[0].get("content") if len(listed(turns)) == 1 and isinstance(turns[0], dict) else turns
+        turns[0].get("content")
+        if len(listed(turns)) == 1 and isinstance(turns[0], dict)
+        else turns,
     )
 
 
@@ -384,7 +387,7 @@ def json_of(path: Path, notes: list[str]) -> Any:
     except (OSError, ValueError, RecursionError) as error:
         notes.append(
             f"{path.parent.resolve().name}/{path.name} is damaged and was left out "
-            f"({type(error).__name__})."
+            f"({type(error).__name__}).",
         )
         return None
 
@@ -409,7 +412,7 @@ def _jsonl(path: Path, notes: list[str]) -> Iterator[Row]:
                 damaged += 1
     if damaged:
         notes.append(
-            f"{path.parent.resolve().name}/{path.name}: {damaged} damaged line(s) left out."
+            f"{path.parent.resolve().name}/{path.name}: {damaged} damaged line(s) left out.",
         )
 
 
@@ -474,7 +477,8 @@ def trend_of(rows: Sequence[Row], *keys: str) -> Trend | None:
     None below four values.
     """
     values = next(
-        (values for key in keys if (values := [value for _, value in present(rows, key)])), []
+        (values for key in keys if (values := [value for _, value in present(rows, key)])),
+        [],
     )
     return trend(values) if len(values) >= 4 else None
 

@@ -91,11 +91,11 @@ def sweep_page(sweep: Sweep) -> str:
                 wording.plots(plots),
             )
             for number, (setting, plots) in enumerate(
-                zip(sweep.settings, curves(sweep), strict=True)
+                zip(sweep.settings, curves(sweep), strict=True),
             )
         ],
         data=packed(
-            [[(one.label, one.name) for one in setting.members] for setting in sweep.settings]
+            [[(one.label, one.name) for one in setting.members] for setting in sweep.settings],
         ),
         answers=answers,
         tax=sweep_tax(sweep),
@@ -185,7 +185,10 @@ def _table(sweep: Sweep, measures: Sequence[Measured]) -> tuple[list[str], list[
 
 
 def _aloud(
-    sweep: Sweep, gain: Measured | None, measures: Sequence[Measured], judge: str
+    sweep: Sweep,
+    gain: Measured | None,
+    measures: Sequence[Measured],
+    judge: str,
 ) -> Aloud | None:
     """The setting with the least tether, beside the best one, or beside the start."""
     loose = loosest(sweep, measures)
@@ -201,6 +204,9 @@ def _aloud(
     other = sweep.title(sweep.settings[gain.greatest]) if best else ""
     against = SAYS["beside-best"].format(best=other) if best else SAYS["beside-start"]
     sentence = SAYS["aloud" if rows else "aloud-no-answers"].format(
-        setting=title, numbers=_numbers(loose, measures), judge=judge, against=against
+        setting=title,
+        numbers=_numbers(loose, measures),
+        judge=judge,
+        against=against,
     )
     return Aloud(title, sentence, (other or "The start", title), rows)

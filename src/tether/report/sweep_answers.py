@@ -65,7 +65,9 @@ def packed_answers(sweep: Sweep, judge: str, most: int = MOST) -> tuple[str, str
 
 
 def _by_prompt(
-    by_run: Mapping[str, Mapping[Key, JudgedAnswer]], keys: Sequence[Key], judge: str
+    by_run: Mapping[str, Mapping[Key, JudgedAnswer]],
+    keys: Sequence[Key],
+    judge: str,
 ) -> Json:
     """Content for sweep.js: each text once, and its number where it is used."""
     texts: dict[str, int] = {}

@@ -127,7 +127,12 @@ def frontier(sweep: Sweep, gain: Measured, kl: Measured) -> list[Plot]:
     if not means:
         return []
     way = Trace(
-        [t.xs[0] for t in means], [t.ys[0] for t in means], "", MUTED, dash="dot", silent=True
+        [t.xs[0] for t in means],
+        [t.ys[0] for t in means],
+        "",
+        MUTED,
+        dash="dot",
+        silent=True,
     )
     traces = [way, *rods, *_named(seeds, means), *_control_arms(sweep, gain)]
     if gain.key == "gold":

@@ -181,7 +181,7 @@ def read_sweep(run: Path) -> Sweep | None:
     ]
     if notes:
         raise RunError(
-            f"{run / SWEEP} is damaged. The command that began the sweep writes it again"
+            f"{run / SWEEP} is damaged. The command that began the sweep writes it again",
         )
     values = [mapping(row.get("values")) for row in rows]
     names = list(dict.fromkeys(key for row in values for key in row))
@@ -205,7 +205,10 @@ def read_sweep(run: Path) -> Sweep | None:
 
 
 def _journey(
-    run: Path, stages: Facts, shared: dict[Path, SubRun], notes: list[str]
+    run: Path,
+    stages: Facts,
+    shared: dict[Path, SubRun],
+    notes: list[str],
 ) -> Journey | None:
     """The stages of a combination; None before the last one that trains has taken a step."""
     folders = [run / str(path) for path in stages.values() if _is_inside(str(path))]

@@ -87,7 +87,7 @@ def sweep_tax(sweep: Sweep) -> tuple[list[str], list[list[str]]]:
                     *_ends(runs),
                     bracketed(points.mean(number), signed),
                     bracketed(rates.mean(number), signed) if whole else "",
-                ]
+                ],
             ] * bool(runs)
     return ["ability", *sweep.keys, "runs", "KL, nats", *COLUMNS], rows
 

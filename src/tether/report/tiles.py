@@ -70,7 +70,7 @@ def tiles(journey: Journey) -> list[Tile]:
     )
     losses = [value for _, value in present(journey.stage("sft").metrics, "eval_loss")]
     own = journey.own.summary or mapping(
-        journey.stages[0].summary if len(journey.stages) == 1 else None
+        journey.stages[0].summary if len(journey.stages) == 1 else None,
     )
     reward_gain = (
         ("reward gain", "in its own units")
@@ -119,7 +119,7 @@ def tiles(journey: Journey) -> list[Tile]:
                 "",
             ),
             ("peak memory of the GPU", summary.get("peak_gpu_bytes"), gigabytes, ""),
-        )
+        ),
     )
 
 
@@ -180,7 +180,7 @@ def reward_facts(reward: Facts, pairs: Facts) -> list[Tile]:
                 "share that agrees",
             ),
             ("dropped", pairs.get("dropped_no_majority"), thousands, "pairs without a majority"),
-        )
+        ),
     )
 
 
@@ -265,7 +265,7 @@ def control_rows(control: Facts) -> list[Sequence[str]]:
                 "",
                 bracketed(over, signed),
                 bracketed(over.get("win_rate"), percent),
-            )
+            ),
         )
     chosen = ((f"before: best of {n}, by the reward", versus(row)) for n, row in best_of_n.items())
     return table + [(name, *texts) for name, texts in chosen if texts]

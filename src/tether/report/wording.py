@@ -73,7 +73,8 @@ class Wording(NamedTuple):
         for pattern, words in LONGER:
             text = re.sub(pattern, lambda m, w=words: m.expand(w).replace("{name}", name), text)
         return CALLED_GOLD.sub(
-            lambda found: JUDGE.capitalize() if (name, found[0]) == (JUDGE, "Gold") else name, text
+            lambda found: JUDGE.capitalize() if (name, found[0]) == (JUDGE, "Gold") else name,
+            text,
         )
 
 

@@ -91,7 +91,7 @@ def enclose(memory: int) -> int:
     for start, length in free:
         library.munmap(start, length)
     _windows.append(
-        Window((place >> _UNIT) + 1, (libraries[-1][1] >> _UNIT) + _SPARE + 1, reserved)
+        Window((place >> _UNIT) + 1, (libraries[-1][1] >> _UNIT) + _SPARE + 1, reserved),
     )
     return reserved
 

@@ -44,7 +44,8 @@ def title_of(function: object) -> str:
     """A function's qualified name; of an object that can be called its class's."""
     inner = function.func if isinstance(function, functools.partial) else function
     return (inner if inspect.isroutine(inner) else type(inner)).__qualname__.replace(
-        "<locals>.", ""
+        "<locals>.",
+        "",
     )
 
 
@@ -144,7 +145,10 @@ class Guarded:
         return outcome[0].value  # type: ignore[return-value]
 
     def _outcome(
-        self, read: Callable[[Any, str], T], arguments: tuple[object, ...], around: Surroundings
+        self,
+        read: Callable[[Any, str], T],
+        arguments: tuple[object, ...],
+        around: Surroundings,
     ) -> _Outcome[T]:
         reading = ""
         try:
@@ -188,7 +192,7 @@ def in_place(function: Callable[..., object], role: str) -> Callable[..., Any]:
             raise
         except BaseException as error:
             raise RunError(
-                f"{source} raised {error_words(error)}. Mend the function, then {AGAIN}"
+                f"{source} raised {error_words(error)}. Mend the function, then {AGAIN}",
             ) from error
 
     return call

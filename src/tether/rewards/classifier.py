@@ -47,7 +47,7 @@ class ClassifierReward:
         if tokenizer.pad_token_id is None:
             raise ModelError(
                 f"{config.source}: its tokenizer has neither a padding token nor an EOS. Set one "
-                "there, and save it."
+                "there, and save it.",
             )
         if model.config.pad_token_id is None:
             model.config.pad_token_id = tokenizer.pad_token_id
@@ -83,7 +83,7 @@ class ClassifierReward:
         scores: list[Score] = []
         for start in range(0, len(conversations), self.config.batch):
             batch = self._encoded(conversations[start : start + self.config.batch]).to(
-                self.model.device
+                self.model.device,
             )
             if self.reads_last:
                 self._settle_padding(batch)
@@ -106,7 +106,7 @@ class ClassifierReward:
         if free >= rows:
             raise ModelError(
                 f"{self.config.source}: a batch has all of its {rows} tokens, and "
-                "none is left for padding"
+                "none is left for padding",
             )
         batch["input_ids"] = ids.masked_fill(~counts, free)
         self.model.config.pad_token_id = self.model.config.get_text_config().pad_token_id = free
@@ -132,12 +132,12 @@ def _output(config: Any, settings: ClassifierConfig) -> int:
     if settings.label is None and len(labels) > 1:
         raise ModelError(
             f"{settings.source} has {len(labels)} outputs ({names}). Set label to "
-            "the one that is a reward."
+            "the one that is a reward.",
         )
     for number, name in labels.items():
         if settings.label in (None, number, name):
             return number
     raise ModelError(
         f"{settings.source} has no output {settings.label!r}; it has {names}. Set "
-        "label to one of them."
+        "label to one of them.",
     )

@@ -90,7 +90,7 @@ def read_tests(given: object) -> tuple[CodeTest, ...]:
     if not all(isinstance(row, str) for row in rows):
         raise DataError(
             f"tests are Python source, a list of it, or a list of {{input, output}}; "
-            f"these are not: {shown}"
+            f"these are not: {shown}",
         )
     try:
         tests = tuple(_test(statement) for statement in ast.parse("\n".join(rows)).body)
@@ -222,7 +222,13 @@ def _child_in(scratch: str, program: str, asks: list[list[str]], end: float) -> 
     child = os.fork()
     if child == 0:
         _become(
-            program, asks, token, scratch, pipes, max(1, math.ceil(end - time.monotonic())), worker
+            program,
+            asks,
+            token,
+            scratch,
+            pipes,
+            max(1, math.ceil(end - time.monotonic())),
+            worker,
         )
     for pipe in pipes:
         os.close(pipe)
@@ -257,7 +263,10 @@ def _given(text: str, folder: str) -> int:
 
 
 def _listen(
-    texts: dict[int, bytes], end: float, child: int, scratch: str
+    texts: dict[int, bytes],
+    end: float,
+    child: int,
+    scratch: str,
 ) -> tuple[dict[int, bytes], str]:
     """All that comes out of these pipes until the process is through, or what it did too much
     of.
@@ -338,7 +347,8 @@ def _answers(program: str, asks: list[list[str]]) -> list[list[Any]]:
 def _asked(kind: str, ask: str, names: Json) -> list[Any]:
     try:
         value = _execute(
-            compile(ask, "test", "eval" if kind == "value" else "exec", dont_inherit=True), names
+            compile(ask, "test", "eval" if kind == "value" else "exec", dont_inherit=True),
+            names,
         )
         return ["gave", json.loads(json.dumps(comparable(value)))]
     except MemoryError:
@@ -385,6 +395,10 @@ def guards() -> Guards:
     with temporary_folder(SCRATCH_NAME) as folder:
         command = [sys.executable, "-c", attempt, str(folder)]
         flags = subprocess.run(
-            command, env=environment, capture_output=True, text=True, check=False
+            command,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
         ).stdout
     return Guards(*(flag == "1" for flag in flags.split() or "000"))

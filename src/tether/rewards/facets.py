@@ -175,7 +175,7 @@ def _set_environment(values: Mapping[str, str]) -> None:
     for name in os.environ.keys() - values.keys():
         del os.environ[name]
     os.environ.update(
-        {name: value for name, value in values.items() if os.environ.get(name) != value}
+        {name: value for name, value in values.items() if os.environ.get(name) != value},
     )
 
 
@@ -291,7 +291,9 @@ def _set_timers(values: tuple[Any, ...]) -> None:
     """
     rings, interval, virtual, profiling = values
     signal.setitimer(
-        signal.ITIMER_REAL, 0 if rings is None else max(0.001, rings - time.monotonic()), interval
+        signal.ITIMER_REAL,
+        0 if rings is None else max(0.001, rings - time.monotonic()),
+        interval,
     )
     for kind, ran in ((signal.ITIMER_VIRTUAL, virtual), (signal.ITIMER_PROF, profiling)):
         if not ran:
@@ -343,7 +345,10 @@ FACETS = (
     Facet("torch's default device", _device, torch.set_default_device, keeps=False),
     Facet(THREADS, torch.get_num_threads, torch.set_num_threads),
     Facet(
-        "torch's recording of gradients", torch.is_grad_enabled, torch.set_grad_enabled, keeps=False
+        "torch's recording of gradients",
+        torch.is_grad_enabled,
+        torch.set_grad_enabled,
+        keeps=False,
     ),
     Facet(
         "torch's deterministic algorithms",

@@ -114,5 +114,5 @@ def _check_needed(parameters: Mapping[str, inspect.Parameter], given: Mapping[st
     if missing := [name for name in needed if name not in given]:
         raise RewardError(
             f"it needs {missing[0]!r}, and the rows have no such column; they have: "
-            f"{', '.join(sorted(given))}. Rename the argument, or give it a default value"
+            f"{', '.join(sorted(given))}. Rename the argument, or give it a default value",
         )

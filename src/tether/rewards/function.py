@@ -138,7 +138,8 @@ def _sum(scores: Mapping[str, Score], weights: Mapping[str, float]) -> Score:
     numbers = {call: score.value for call, score in scores.items() if score.value is not None}
     if not numbers:
         return Score(
-            None, reason="; ".join(dict.fromkeys(score.reason for score in scores.values()))
+            None,
+            reason="; ".join(dict.fromkeys(score.reason for score in scores.values())),
         )
     parts = {call.partition("@")[0].rpartition(":")[2]: value for call, value in numbers.items()}
     return Score(sum(weights[call] * value for call, value in numbers.items()), parts)

@@ -40,7 +40,7 @@ DEVICES = ("/dev/null", "/dev/urandom")
 MEBIBYTE, OPEN_FILES = 1 << 20, 64
 
 _CALLS: dict[str, dict[str, list[int]]] = tomllib.loads(
-    (Path(__file__).parent / "syscalls.toml").read_text(encoding="utf-8")
+    (Path(__file__).parent / "syscalls.toml").read_text(encoding="utf-8"),
 )
 _REFUSED, _JUDGED = _CALLS["refused"], _CALLS["judged"]
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
@@ -279,7 +279,8 @@ def _fence(guards: Guards, scratch: str | None) -> Callable[[str, tuple[Any, ...
         if not event.startswith(refused) or event in harmless:
             return
         if (event == "open" and not (arguments[2] or 0) & _WRITING) or writes_inside(
-            event, arguments
+            event,
+            arguments,
         ):
             return
         raise PermissionError(f"a check may not do this: {event}")

@@ -31,14 +31,19 @@ MICRO_BATCH_TOKENS = 4096
 
 
 def _batches(
-    role: Role, sequences: Sequence[Encoded], pad_id: int
+    role: Role,
+    sequences: Sequence[Encoded],
+    pad_id: int,
 ) -> Iterator[tuple[list[int], TokenBatch]]:
     """Micro-batches of the sequences that fit the model's context, each with their places."""
     fitting = [
         place for place, sequence in enumerate(sequences) if len(sequence) <= role.context_length
     ]
     for cut, batch in batches_for(
-        role, [sequences[place] for place in fitting], pad_id, MICRO_BATCH_TOKENS
+        role,
+        [sequences[place] for place in fitting],
+        pad_id,
+        MICRO_BATCH_TOKENS,
     ):
         yield [fitting[i] for i in cut], batch
 
@@ -128,7 +133,9 @@ class TextReward:
             if (read := self._read(rollout)) is not None
         }
         for place, score in zip(
-            readable, self.source.score([*readable.values()]) if readable else (), strict=True
+            readable,
+            self.source.score([*readable.values()]) if readable else (),
+            strict=True,
         ):
             scores[place] = score
         return scores
@@ -136,13 +143,17 @@ class TextReward:
     def _read(self, rollout: Rollout) -> Rollout | None:
         try:
             encoded = self.encoder.conversation(
-                (*rollout.prompt.messages, assistant(rollout.text)), "last"
+                (*rollout.prompt.messages, assistant(rollout.text)),
+                "last",
             )
         except DataError:
             return None
         length = encoded.prompt_length
         return replace(
-            rollout, prompt_ids=encoded.ids[:length], response_ids=encoded.ids[length:], logprobs=()
+            rollout,
+            prompt_ids=encoded.ids[:length],
+            response_ids=encoded.ids[length:],
+            logprobs=(),
         )
 
 
@@ -242,7 +253,8 @@ class ObjectivesReward:
         self.scorers = Scorers(roles, encoder)
         self.mean, self.deviation = torch.tensor(scales, dtype=torch.float64)[:, :, None]
         self.weights = torch.tensor(
-            [objective.weight or 0.0 for objective in settings.values()], dtype=torch.float64
+            [objective.weight or 0.0 for objective in settings.values()],
+            dtype=torch.float64,
         )
         self.multipliers = {
             name: 0.0 for name, objective in settings.items() if objective.at_least is not None
@@ -254,7 +266,8 @@ class ObjectivesReward:
         held = [number for number, name in enumerate(self.settings) if name in self.multipliers]
         multipliers = torch.tensor(list(self.multipliers.values()), dtype=table.dtype)
         return self._scores(
-            table, lagrangian(weighted(table, self.weights), table[held], multipliers)
+            table,
+            lagrangian(weighted(table, self.weights), table[held], multipliers),
         )
 
     def judge(self, rollouts: Sequence[Rollout]) -> list[Score]:
@@ -293,7 +306,9 @@ class ObjectivesReward:
             objective = self.settings[name]
             assert objective.at_least is not None
             self.multipliers[name] = dual_update(
-                value, objective.at_least - means[name], objective.rate
+                value,
+                objective.at_least - means[name],
+                objective.rate,
             )
         return metrics
 

@@ -30,7 +30,10 @@ class FailureLimit:
     """
 
     def __init__(
-        self, source: RewardSource, share: float, ask: Ask = lambda score, rollouts: score(rollouts)
+        self,
+        source: RewardSource,
+        share: float,
+        ask: Ask = lambda score, rollouts: score(rollouts),
     ) -> None:
         self.source, self.share, self.name, self.ask = source, share, source.name, ask
         self.reasons: Counter[str] = Counter()
@@ -47,7 +50,7 @@ class FailureLimit:
         if len(scores) != len(rollouts):
             raise RewardError(
                 f"the reward source {self.name!r} gave {len(scores)} scores for "
-                f"{len(rollouts)} responses"
+                f"{len(rollouts)} responses",
             )
         reasons = [score.reason or "no reason given" for score in scores if score.value is None]
         self.reasons.update(reasons)
@@ -61,7 +64,7 @@ class FailureLimit:
             raise RewardError(
                 f"{failed} of the last {total} scores failed, more than max_failed = "
                 f"{self.share:g}: {common}. "
-                "Mend the reward and start the same command again: it goes on from the last step"
+                "Mend the reward and start the same command again: it goes on from the last step",
             )
         return scores
 
@@ -95,7 +98,8 @@ class FailureLimit:
         if (counts := values.get("failures")) is not None:
             self.reasons = Counter(counts["reasons"])
             self.recent = deque(
-                ((failed, total) for failed, total in counts["recent"]), maxlen=WINDOW
+                ((failed, total) for failed, total in counts["recent"]),
+                maxlen=WINDOW,
             )
 
     def close(self) -> None:

@@ -43,7 +43,9 @@ def _digest(function: object) -> str:
     """
     if isinstance(function, functools.partial):
         return _hash(
-            _digest(function.func), _shown(function.args), _shown(sorted(function.keywords.items()))
+            _digest(function.func),
+            _shown(function.args),
+            _shown(sorted(function.keywords.items())),
         )
     code = function if inspect.isroutine(function) else type(function)
     values = {
@@ -103,17 +105,17 @@ def load_function(call: str, completions: Shape = "texts", key: str = "function.
         if call not in _GIVEN:
             raise ConfigError(
                 f"{key} = {call!r} was handed over by a Python program: run that "
-                "program again to go on"
+                "program again to go on",
             )
         return plain(_GIVEN[call], completions)
     place, _, name = call.rpartition(":")
     if not place or not name:
         raise ConfigError(
-            f"{key} = {call!r} names no function. Write module:name, or path/to/file.py:name"
+            f"{key} = {call!r} names no function. Write module:name, or path/to/file.py:name",
         )
     if place.endswith(".py") and not Path(place).expanduser().is_file():
         raise MissingFileError(
-            f"{key} = {call!r}: the file is not there: {Path(place).expanduser()}"
+            f"{key} = {call!r}: the file is not there: {Path(place).expanduser()}",
         )
     try:
         module = _imported(place)
@@ -123,7 +125,7 @@ def load_function(call: str, completions: Shape = "texts", key: str = "function.
     except BaseException as error:
         # whatever the user's module does when it is imported: sys.exit() too
         raise ConfigError(
-            f"{key} = {call!r}: {place} cannot be imported: {redact(error_words(error))}"
+            f"{key} = {call!r}: {place} cannot be imported: {redact(error_words(error))}",
         ) from error
     if not callable(function):
         raise ConfigError(f"{key} = {call!r}: {place} has no function {name!r}")
@@ -137,7 +139,9 @@ def _imported(place: str) -> Any:
     path = Path(place).expanduser() if place.endswith(".py") else None
     source = f"the import of {place}"
     watch = threading.Timer(
-        SLOW_IMPORT, Watchdog(None).late, (source, SLOW_IMPORT, threading.get_ident())
+        SLOW_IMPORT,
+        Watchdog(None).late,
+        (source, SLOW_IMPORT, threading.get_ident()),
     )
     watch.daemon = True
     watch.start()

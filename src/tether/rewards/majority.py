@@ -76,7 +76,10 @@ class MajorityReward:
                 return fold(answer) if plain is None else Fraction(plain[0])
 
     def _alike(
-        self, rollouts: Sequence[Rollout], answers: Sequence[Answer | None], groups: list[list[int]]
+        self,
+        rollouts: Sequence[Rollout],
+        answers: Sequence[Answer | None],
+        groups: list[list[int]],
     ) -> dict[int, int]:
         """By the place of a rollout with an answer: the first of its group with an equal one."""
         firsts: list[list[int]] = []
@@ -104,7 +107,9 @@ class MajorityReward:
         return first == second
 
     def _equal_in_latex(
-        self, rollouts: Sequence[Rollout], firsts: Sequence[Sequence[int]]
+        self,
+        rollouts: Sequence[Rollout],
+        firsts: Sequence[Sequence[int]],
     ) -> dict[int, int]:
         """By place: the first answer of its group that the check calls equal to it."""
         pairs = [(a, b) for own in firsts for k, b in enumerate(own) for a in own[:k]]

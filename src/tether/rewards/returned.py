@@ -77,7 +77,7 @@ def scores_of(returned: Any, count: int, source: str = "the reward function") ->
             shape = tuple(returned.shape)
             raise RewardError(
                 f"{source} returned a {type(returned).__name__} of shape {shape}, "
-                f"not a list of numbers: {each}"
+                f"not a list of numbers: {each}",
             )
         returned = returned.tolist()
     values = list(islice(iter(returned), count + 1))
@@ -100,7 +100,8 @@ def as_score(value: object, source: str = "the reward function") -> Score:
     except Exception as error:  # noqa: BLE001 - a user's object may raise anything
         kind, raised = type(value).__name__, redact(error_words(error))
         return Score(
-            None, reason=f"{source} returned a {kind} that cannot be read: it raised {raised}"
+            None,
+            reason=f"{source} returned a {kind} that cannot be read: it raised {raised}",
         )
 
 
@@ -120,13 +121,13 @@ def _score(value: object) -> Score | None:
     )
     if not isinstance(value.parts, Mapping):
         raise RewardError(
-            f"a Score whose parts are a {type(value.parts).__name__}, not numbers by name"
+            f"a Score whose parts are a {type(value.parts).__name__}, not numbers by name",
         )
     parts: dict[str, float] = {}
     for name, part in value.parts.items():
         if name in TAKEN_PARTS:
             raise RewardError(
-                f"a Score whose part is named {name!r}, as a column of the run is: rename the part"
+                f"a Score whose part is named {name!r}, as a column of the run is: rename the part",
             )
         try:
             parts[str(name)] = _number(part)

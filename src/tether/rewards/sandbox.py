@@ -122,7 +122,10 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
         with ThreadPoolExecutor(len(self._workers)) as threads:
             try:
                 return list(
-                    threads.map(ask, [json.dumps(request).encode() + b"\n" for request in requests])
+                    threads.map(
+                        ask,
+                        [json.dumps(request).encode() + b"\n" for request in requests],
+                    ),
                 )
             except BaseException:
                 threads.shutdown(wait=False, cancel_futures=True)

@@ -70,7 +70,7 @@ class ServedReward:
         if held != self.digest:
             raise RefusedError(
                 f"it scores by other settings ({held}) than this run "
-                f"({self.digest}): give it this run's recipe"
+                f"({self.digest}): give it this run's recipe",
             )
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
@@ -90,7 +90,7 @@ class ServedReward:
             ]
         except ValueError as error:
             raise ConfigError(
-                f"reward_servers get prompts as JSON, and metadata of these is none: {error}"
+                f"reward_servers get prompts as JSON, and metadata of these is none: {error}",
             ) from None
         futures = [
             self.pool.senders.submit(self._ask, body, len(part))
@@ -101,7 +101,7 @@ class ServedReward:
     def _ask(self, body: bytes, count: int) -> list[Score]:
         def score(name: str) -> list[Score]:
             scores = SCORES.validate_python(
-                self.pool.post(name, "/v1/score", body).json()["scores"]
+                self.pool.post(name, "/v1/score", body).json()["scores"],
             )
             if len(scores) != count:
                 raise ValueError(f"{len(scores)} scores for {count} responses")
@@ -114,7 +114,10 @@ class ServedReward:
 
 
 def reward_server(
-    source: RewardSource, digest: str, address: tuple[str, int], token: str | None = None
+    source: RewardSource,
+    digest: str,
+    address: tuple[str, int],
+    token: str | None = None,
 ) -> JsonServer:
     """A server that scores by this source, one request after the other; `serve_forever` makes it
     answer. See JsonServer.

@@ -39,7 +39,8 @@ ANSWER_TAG_INSTRUCTION = (
 
 _TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _PHRASE = re.compile(
-    r"(?:\banswer\s*[*_]*\s*(?:is|[:=])|^A:)[\s:*_]*(\S[^\n]*)", re.IGNORECASE | re.MULTILINE
+    r"(?:\banswer\s*[*_]*\s*(?:is|[:=])|^A:)[\s:*_]*(\S[^\n]*)",
+    re.IGNORECASE | re.MULTILINE,
 )
 _EDGES = re.compile(r"^(?:[\s*]|\\[ ,;!])+|(?:[\s*.]|\\[ ,;!]|\\$)+$")
 _NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,3}(?!\d)|\s*/\s*\d+)?")
@@ -121,11 +122,15 @@ class VerifiableReward(AbstractContextManager["VerifiableReward"]):
                 **_metadata(rollout.prompt, needed),
             }, lambda result: result
         tests = code.read_tests(
-            rollout.prompt.metadata.get("tests") or _metadata(rollout.prompt, ("answer",))["answer"]
+            rollout.prompt.metadata.get("tests")
+            or _metadata(rollout.prompt, ("answer",))["answer"],
         )
         program = find_answer(rollout.text, self.config.marks)
         return code.request(program or "", tests), partial(
-            self._program_outcome, rollout.text, program, tests
+            self._program_outcome,
+            rollout.text,
+            program,
+            tests,
         )
 
     def _program_outcome(
@@ -149,14 +154,19 @@ class VerifiableReward(AbstractContextManager["VerifiableReward"]):
             return Score(None, reason=f"the check {reply.failure}: {reply.detail}")
         parts, reason = outcome(reply.result)
         return Score(
-            parts["correct"] + self.config.format_weight * parts.get("format", 0.0), parts, reason
+            parts["correct"] + self.config.format_weight * parts.get("format", 0.0),
+            parts,
+            reason,
         )
 
 
 def problem_prompt(problem: Problem) -> Prompt:
     """The prompt of a problem, its answer in `metadata["answer"]`."""
     return Prompt(
-        problem.prompt, problem.id, {**problem.metadata, "answer": problem.answer}, problem.row
+        problem.prompt,
+        problem.id,
+        {**problem.metadata, "answer": problem.answer},
+        problem.row,
     )
 
 
@@ -182,17 +192,20 @@ def reasoning_gym_prompts(
     require("reasoning-gym", "a reasoning-gym task", "verify")
     whole = {"size": size, "seed": seed, **(config or {})}
     with Sandbox(
-        "tether.rewards.verifiable:make_entry_maker", workers=1, seconds=60.0, memory_mb=4096
+        "tether.rewards.verifiable:make_entry_maker",
+        workers=1,
+        seconds=60.0,
+        memory_mb=4096,
     ) as sandbox:
         replies = sandbox.run(
-            [{"task": task, "config": whole, "index": index} for index in range(size)]
+            [{"task": task, "config": whole, "index": index} for index in range(size)],
         )
     prompts = []
     for index, reply in enumerate(replies):
         if reply.failure:
             raise DataError(
                 f"reasoning-gym task {task!r}, entry {index}, config {whole}: "
-                f"{reply.failure}: {reply.detail}"
+                f"{reply.failure}: {reply.detail}",
             )
         question, answer, entry = reply.result
         messages = ((Message("system", system),) if system else ()) + (user(question),)
@@ -201,7 +214,7 @@ def reasoning_gym_prompts(
                 messages,
                 f"{task}-{index}",
                 {"answer": answer, "task": task, "config": whole, "entry": entry},
-            )
+            ),
         )
     return prompts
 
@@ -212,7 +225,7 @@ def _metadata(prompt: Prompt, needed: Sequence[str]) -> Json:
         raise DataError(
             f"prompt {prompt.id or prompt.text[:40]!r} has no metadata {', '.join(missing)}, "
             "which its check needs. "
-            "Make prompts with problem_prompt or reasoning_gym_prompts (tether.rewards.verifiable)."
+            "Make prompts with problem_prompt or reasoning_gym_prompts (tether.rewards.verifiable).",
         )
     return {name: prompt.metadata[name] for name in needed}
 
@@ -230,7 +243,10 @@ def format_part(pattern: str | None, text: str) -> dict[str, float]:
 
 
 def make_check(
-    kind: str, marks: Sequence[str], pattern: str | None, tolerance: float
+    kind: str,
+    marks: Sequence[str],
+    pattern: str | None,
+    tolerance: float,
 ) -> Callable[..., _Outcome]:
     """The check of one response: `text`, and what its prompt carries, to parts and a reason."""
     judge: Callable[..., float] = {
@@ -341,7 +357,7 @@ def same_mathematics(given: str, answer: object) -> float:
     if not meanings:
         raise ValueError(f"math-verify cannot read the known answer {right!r:.80}")
     return float(
-        verify(list(meanings), list(_meanings(given)), timeout_seconds=None, raise_on_error=True)
+        verify(list(meanings), list(_meanings(given)), timeout_seconds=None, raise_on_error=True),
     )
 
 
@@ -361,7 +377,7 @@ def _meanings(latex: str) -> tuple[Any, ...]:
             [LatexExtractionConfig()],
             fallback_mode="no_fallback",
             parsing_timeout=untimed,
-        )
+        ),
     )
 
 

@@ -83,7 +83,8 @@ class AheadEngine:
             collect = self.engine.begin(prompts, sampling, ordinals=ordinals, **how)
         else:
             collect = partial(
-                list, self.engine.generate(prompts, sampling, ordinals=ordinals, **how)
+                list,
+                self.engine.generate(prompts, sampling, ordinals=ordinals, **how),
             )
         self.orders[number] = ordinals, cache(collect)
 
@@ -114,7 +115,7 @@ class AheadEngine:
             for number, (_, collect) in self.orders.items()
         }
         return {
-            "orders": {str(number): groups for number, groups in {**self.saved, **rows}.items()}
+            "orders": {str(number): groups for number, groups in {**self.saved, **rows}.items()},
         }
 
     def load_state(self, values: Facts) -> None:
@@ -125,7 +126,7 @@ class AheadEngine:
         if any(isinstance(group, dict) for groups in self.saved.values() for group in groups):
             raise RunError(
                 "an earlier tether wrote this checkpoint with answers under way, in "
-                "another form: begin the run anew"
+                "another form: begin the run anew",
             )
 
 

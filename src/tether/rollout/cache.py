@@ -53,7 +53,11 @@ class SlotLayer(DynamicLayer):
         self.store: tuple[Tensor, Tensor] | None = None
 
     def update(
-        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+        self,
+        key_states: Tensor,
+        value_states: Tensor,
+        *args: object,
+        **kwargs: object,
     ) -> tuple[Tensor, Tensor]:
         if self.owner.in_place:
             _written.layer = self
@@ -99,7 +103,12 @@ class SlotCache(DynamicCache):
     """
 
     def __init__(
-        self, config: Any, num_slots: int, capacity: int, *, in_place: bool = False
+        self,
+        config: Any,
+        num_slots: int,
+        capacity: int,
+        *,
+        in_place: bool = False,
     ) -> None:
         super().__init__()
         config = config.get_text_config(decoder=True)
@@ -111,7 +120,7 @@ class SlotCache(DynamicCache):
             )
             raise ModelError(
                 f"the local engine cannot decode a model with {what}: it keeps keys "
-                "and values of every layer"
+                "and values of every layer",
             )
         self.num_slots, self.capacity, self.in_place = num_slots, capacity, in_place
         windows = layer_windows(config)
@@ -166,7 +175,14 @@ def slot_attention(
             return attended, None
     owner = layer.owner
     return attend_to_slots(
-        query, key, value, layer.store, owner.lengths, owner.width, sinks=sinks, **settings
+        query,
+        key,
+        value,
+        layer.store,
+        owner.lengths,
+        owner.width,
+        sinks=sinks,
+        **settings,
     ), None
 
 
@@ -204,7 +220,8 @@ def attend_to_slots(
     scores = scores.float().masked_fill_(hidden[:, None, None], -torch.inf)
     if sinks is not None:
         scores = torch.cat(
-            [scores, sinks.float().view(1, kv_heads, -1, 1).expand(rows, -1, -1, 1)], -1
+            [scores, sinks.float().view(1, kv_heads, -1, 1).expand(rows, -1, -1, 1)],
+            -1,
         )
     weights = scores.softmax(-1)[..., :width].to(values.dtype)
     return (weights @ values[:rows, :, :width]).reshape(rows, 1, heads, dim)

@@ -12,5 +12,13 @@ def as_rollout(conversation: Conversation, encoder: ChatEncoder | None) -> Rollo
     ids, length = encoded.ids, encoded.prompt_length
     prompt, text = Prompt(conversation[:-1]), conversation[-1].content
     return Rollout(
-        ids[:length], ids[length:], (), StopReason.STOP_TOKEN, text, 0, 0, Sampling(), prompt
+        ids[:length],
+        ids[length:],
+        (),
+        StopReason.STOP_TOKEN,
+        text,
+        0,
+        0,
+        Sampling(),
+        prompt,
     )

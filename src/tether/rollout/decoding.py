@@ -34,7 +34,10 @@ class Decoder(Protocol):
     def head(self) -> Any: ...
 
     def prefill(
-        self, ids: Tensor, prefix: KeysAndValues, lengths: Tensor | None = None
+        self,
+        ids: Tensor,
+        prefix: KeysAndValues,
+        lengths: Tensor | None = None,
     ) -> tuple[Tensor, KeysAndValues]:
         """Last hidden states (rows, time, dim) of tokens that follow `prefix`, and all keys and
         values, the prefix's included.
@@ -105,19 +108,27 @@ class TreeDecoder:
         )
 
     def prefill(
-        self, ids: Tensor, prefix: KeysAndValues, lengths: Tensor | None = None
+        self,
+        ids: Tensor,
+        prefix: KeysAndValues,
+        lengths: Tensor | None = None,
     ) -> tuple[Tensor, KeysAndValues]:
         """See Decoder.prefill."""
         cache = DynamicCache()
         for number, (keys, values) in enumerate(prefix):
             cache.update(
-                keys.expand(len(ids), -1, -1, -1), values.expand(len(ids), -1, -1, -1), number
+                keys.expand(len(ids), -1, -1, -1),
+                values.expand(len(ids), -1, -1, -1),
+                number,
             )
         start = prefix[0][0].shape[2] if prefix else 0
         positions = torch.arange(start, start + ids.shape[1], device=ids.device).repeat(len(ids), 1)
         self.decoder.config._attn_implementation = self.attention
         output = self.decoder(
-            input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True
+            input_ids=ids,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
         )
         layers: list[Any] = cache.layers
         return output.last_hidden_state, [(layer.keys, layer.values) for layer in layers]

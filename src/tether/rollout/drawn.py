@@ -29,7 +29,9 @@ class Drawn(NamedTuple):
 def drawn_of(response: Sequence[tuple[int, float]], reason: StopReason) -> Drawn:
     """A response by its tokens, each with its log-probability."""
     return Drawn(
-        tuple(token for token, _ in response), tuple(logprob for _, logprob in response), reason
+        tuple(token for token, _ in response),
+        tuple(logprob for _, logprob in response),
+        reason,
     )
 
 
@@ -56,7 +58,10 @@ def has_stop_string(encoder: ChatEncoder, sampling: Sampling, response: Sequence
 
 
 def encode_prompts(
-    encoder: ChatEncoder, prompts: Sequence[Prompt], sampling: Sampling, context_length: int
+    encoder: ChatEncoder,
+    prompts: Sequence[Prompt],
+    sampling: Sampling,
+    context_length: int,
 ) -> list[Ids]:
     """The prompts as ids.
 
@@ -74,7 +79,10 @@ def encode_prompts(
 
 
 def prompt_ids(
-    encoder: ChatEncoder, prompt: Prompt, max_new_tokens: int, context_length: int
+    encoder: ChatEncoder,
+    prompt: Prompt,
+    max_new_tokens: int,
+    context_length: int,
 ) -> Ids:
     """One prompt as ids.
 
@@ -86,7 +94,7 @@ def prompt_ids(
     if len(ids) + max_new_tokens > context_length:
         raise DataError(
             f"does not fit the model's context of {context_length}: {len(ids)} tokens, and "
-            f"{max_new_tokens} new ones. Shorten the prompt or lower max_new_tokens."
+            f"{max_new_tokens} new ones. Shorten the prompt or lower max_new_tokens.",
         )
     return ids
 

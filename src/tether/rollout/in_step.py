@@ -69,7 +69,10 @@ class StepDecoder:
             else {}
         )
         return role.decoder(
-            input_ids=ids, use_cache=True, **{self.name: self.cache}, **places
+            input_ids=ids,
+            use_cache=True,
+            **{self.name: self.cache},
+            **places,
         ).last_hidden_state[:, -1]
 
 
@@ -84,7 +87,8 @@ def draw_in_step(
     drawn: list[list[Drawn]] = [[] for _ in draws.rows]
     finished = 0
     for prompts in _of_one_length(
-        [len(row) for row in draws.rows], max(1, max_rows // draws.num_samples)
+        [len(row) for row in draws.rows],
+        max(1, max_rows // draws.num_samples),
     ):
         for place, responses in zip(prompts, _draw(decoder, encoder, draws, prompts), strict=True):
             drawn[place] = responses
@@ -97,14 +101,18 @@ def draw_in_step(
 def _of_one_length(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
     """Places of rows, at most so many together, all of one length; the longest first."""
     for _, group in groupby(
-        sorted(range(len(lengths)), key=lambda i: -lengths[i]), key=lambda i: lengths[i]
+        sorted(range(len(lengths)), key=lambda i: -lengths[i]),
+        key=lambda i: lengths[i],
     ):
         places = list(group)
         yield from (places[start : start + most] for start in range(0, len(places), most))
 
 
 def _draw(
-    decoder: StepDecoder, encoder: ChatEncoder, draws: Draws, prompts: list[int]
+    decoder: StepDecoder,
+    encoder: ChatEncoder,
+    draws: Draws,
+    prompts: list[int],
 ) -> list[list[Drawn]]:
     """All responses to prompts of one length; rows leave when they end."""
     role, sampling, count = decoder.role, draws.sampling, draws.num_samples
@@ -113,7 +121,8 @@ def _draw(
     decoder.keep(torch.arange(len(prompts), device=role.device).repeat_interleave(count))
     rows = torch.arange(len(hidden), device=role.device)
     ordinals = torch.tensor(
-        [draws.ordinals[i] for i in prompts], device=role.device
+        [draws.ordinals[i] for i in prompts],
+        device=role.device,
     ).repeat_interleave(count)
     stops = torch.tensor(encoder.stop_ids, device=role.device)
     # and what each has drawn so far
@@ -121,11 +130,14 @@ def _draw(
     responses: dict[int, Drawn] = {}
     for step in range(sampling.max_new_tokens):
         uniforms = counter_uniform(
-            draws.seed, ordinals[rows], rows % count, torch.full_like(rows, step)
+            draws.seed,
+            ordinals[rows],
+            rows % count,
+            torch.full_like(rows, step),
         )
         new, chances = sample_tokens(role.logits(hidden), uniforms, sampling)
         tokens, logprobs, stopped = torch.stack(
-            [new.double(), chances.double(), (new[:, None] == stops).any(-1).double()]
+            [new.double(), chances.double(), (new[:, None] == stops).any(-1).double()],
         ).tolist()
         check_distributions(logprobs)
         staying = []
@@ -133,7 +145,9 @@ def _draw(
             response.append((int(tokens[place]), logprobs[place]))
             reason = StopReason.STOP_TOKEN if stopped[place] else StopReason.LENGTH
             if not stopped[place] and has_stop_string(
-                encoder, sampling, [token for token, _ in response]
+                encoder,
+                sampling,
+                [token for token, _ in response],
             ):
                 reason = StopReason.STOP_STRING
             if reason is not StopReason.LENGTH or step + 1 == sampling.max_new_tokens:

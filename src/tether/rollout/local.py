@@ -172,13 +172,17 @@ class _Decoding:
         slots = min(
             wanted,
             max(
-                num_samples, rows_that_fit(self.role.causal_model, capacity, wanted, engine.allowed)
+                num_samples,
+                rows_that_fit(self.role.causal_model, capacity, wanted, engine.allowed),
             ),
         )
         # Long prompts first: the last rows to finish then began with the fewest tokens.
         self.waiting = deque(sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i)))
         self.cache = SlotCache(
-            self.role.causal_model.config, slots, capacity, in_place=self.decoder.in_place
+            self.role.causal_model.config,
+            slots,
+            capacity,
+            in_place=self.decoder.in_place,
         )
         self.prefix_layers: KeysAndValues = []
         self.request, self.cached = [-1] * slots, [0] * slots
@@ -187,7 +191,10 @@ class _Decoding:
         self.steps = torch.zeros(slots, dtype=torch.long, device=self.device)
         self.lengths, self.drawn = torch.zeros_like(self.steps), torch.zeros_like(self.steps)
         self.uniforms = torch.zeros(
-            slots, sampling.max_new_tokens, dtype=torch.float64, device=self.device
+            slots,
+            sampling.max_new_tokens,
+            dtype=torch.float64,
+            device=self.device,
         )
         self.hidden: Tensor | None = None
         self.stop_ids = torch.tensor(engine.encoder.stop_ids, device=self.device)
@@ -231,7 +238,8 @@ class _Decoding:
         ]
         ordinals, samples, lengths = self._sent(counters).T
         positions = torch.arange(self.sampling.max_new_tokens, device=self.device).expand(
-            len(slots), -1
+            len(slots),
+            -1,
         )
         self.uniforms[places] = counter_uniform(
             self.seed,
@@ -263,7 +271,9 @@ class _Decoding:
         # answer.
         lengths = self._sent([len(prompt) - shared for prompt in prompts])
         states, layers = self.decoder.prefill(
-            to_device(ids, self.device), self.prefix_layers, lengths
+            to_device(ids, self.device),
+            self.prefix_layers,
+            lengths,
         )
         owner = places[:, None].expand(-1, self.num_samples).flatten()
         for slot, (keys, values) in zip(self.cache.slots, layers, strict=True):
@@ -290,7 +300,10 @@ class _Decoding:
         uniforms = self.uniforms[torch.arange(rows, device=self.device), self.steps[:rows]]
         logits = self.role.logits(self.hidden[:rows], self.decoder.head)
         tokens, logprobs = sample_tokens(
-            logits, uniforms, self.sampling, cpu_kernels=self.engine.cpu_kernels
+            logits,
+            uniforms,
+            self.sampling,
+            cpu_kernels=self.engine.cpu_kernels,
         )
         self.drawn[:rows] = tokens
         self.steps[:rows] += active
@@ -319,7 +332,9 @@ class _Decoding:
             response.append((int(tokens[row]), logprobs[row]))
             reason = StopReason.STOP_TOKEN if stopped[row] else StopReason.LENGTH
             if not stopped[row] and has_stop_string(
-                self.engine.encoder, self.sampling, [token for token, _ in response]
+                self.engine.encoder,
+                self.sampling,
+                [token for token, _ in response],
             ):
                 reason, cut[row] = StopReason.STOP_STRING, True
             if reason is not StopReason.LENGTH or len(response) == self.sampling.max_new_tokens:

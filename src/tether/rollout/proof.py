@@ -87,7 +87,7 @@ def _way(role: Role, decoder: TreeDecoder) -> str:
     raise ModelError(
         f"the local engine cannot draw from {type(role.causal_model).__name__}: token by token it "
         "computes other states than at "
-        "once. Choose another model, or an engine of servers (engine.kind)."
+        "once. Choose another model, or an engine of servers (engine.kind).",
     )
 
 
@@ -101,7 +101,7 @@ def _by_slots(role: Role, decoder: TreeDecoder, ids: Tensor, way: str) -> Tensor
     ):
         raise ModelError(
             "positions cannot be given from outside, or attention has a reach that "
-            "slots know nothing of"
+            "slots know nothing of",
         )
     for product in decoder.products:
         product.refresh()

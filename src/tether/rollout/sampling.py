@@ -55,7 +55,11 @@ def _mix(value: Tensor) -> Tensor:
 
 
 def sample_tokens(
-    logits: Tensor, uniforms: Tensor, sampling: Sampling, *, cpu_kernels: bool = True
+    logits: Tensor,
+    uniforms: Tensor,
+    sampling: Sampling,
+    *,
+    cpu_kernels: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """One token a row, with its log-probability under the distribution that it was drawn from.
 
@@ -114,7 +118,7 @@ def check_distributions(logprobs: Sequence[float]) -> None:
             f"the model's logits for the next token are NaN or infinite in {broken} of "
             f"{len(logprobs)} responses: its weights have diverged, or its dtype overflows. Go "
             "back to an earlier checkpoint with a lower learning rate, or set model.dtype = "
-            "'float32'."
+            "'float32'.",
         )
 
 
@@ -146,7 +150,7 @@ def _inverse_cdf(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     total = cumulative[:, -1]
     target = uniforms * total
     block = torch.searchsorted(cumulative, target[:, None], right=True).clamp_(
-        max=cumulative.shape[-1] - 1
+        max=cumulative.shape[-1] - 1,
     )
     before = torch.where(block > 0, cumulative.gather(-1, (block - 1).clamp_(min=0)), 0.0)
     chosen = padded[torch.arange(rows, device=weights.device), block[:, 0]]

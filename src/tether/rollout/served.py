@@ -196,7 +196,7 @@ class ServedEngine:
             names = [
                 self._of_able("/weight_info", partial(self.pool.get, name, "/weight_info"))[
                     "weight_version"
-                ]
+                ],
             ]
         held = [one for one in names if one.startswith(f"policy-{self.run}-")]
         sampling = [one for one in [*self.expected] if one != wanted and self.users[one]]
@@ -214,7 +214,9 @@ class ServedEngine:
         if not self.replaces:
             try:
                 self._post(
-                    name, "/v1/load_lora_adapter", {"lora_name": version, "lora_path": str(path)}
+                    name,
+                    "/v1/load_lora_adapter",
+                    {"lora_name": version, "lora_path": str(path)},
                 )
             except RefusedError:  # or an earlier request, whose answer came too late, has loaded it
                 if version not in {one["id"] for one in self.pool.get(name, "/v1/models")["data"]}:
@@ -263,7 +265,7 @@ class ServedEngine:
             raise RefusedError(
                 f"its log-probabilities of {version} differ from the learner's by {distance:.3g} "
                 f"nats a token, and {self.tolerance:g} is allowed: it holds other weights, "
-                "another model, or computes in another dtype"
+                "another model, or computes in another dtype",
             )
 
     def _post(self, name: str, path: str, body: Json) -> Json:
@@ -273,7 +275,8 @@ class ServedEngine:
         if "n" in body.get("sampling_params", {}):
             return self.pool.post(name, path, body).json()
         answer = self._of_able(
-            path, partial(self.pool.post, name, path, body, quick=path not in REPLACE)
+            path,
+            partial(self.pool.post, name, path, body, quick=path not in REPLACE),
         )
         return answer.json() if path == GENERATE else {}
 
@@ -333,7 +336,7 @@ class ServedEngine:
             try:
                 for prompt, ids, future in zip(prompts, rows, futures, strict=True):
                     groups.append(
-                        as_group(self.encoder, prompt, ids, future.result(), sampling, number)
+                        as_group(self.encoder, prompt, ids, future.result(), sampling, number),
                     )
                     if progress:
                         progress(len(groups) * num_samples)
@@ -358,7 +361,7 @@ class ServedEngine:
                 drawn = read_drawn(answer, version, body["sampling_params"], spans=self.replaces)
             except RefusedError as error:
                 raise RefusedError(
-                    f"{name} refuses a prompt of {len(body['token_ids'])} tokens: {error}"
+                    f"{name} refuses a prompt of {len(body['token_ids'])} tokens: {error}",
                 ) from None
             with self.pool.changed:
                 self.tokens += sum(len(one.ids) for one in drawn)

@@ -76,7 +76,8 @@ class EngineServer(JsonServer):
             GENERATE: lambda body: self._if_open(self.generate, body),
             "/v1/load_lora_adapter": lambda body: self._if_open(partial(self.adapt, "load"), body),
             "/v1/unload_lora_adapter": lambda body: self._if_open(
-                partial(self.adapt, "unload"), body
+                partial(self.adapt, "unload"),
+                body,
             ),
         }
         self.base, self.load, self.unload = base, load, unload
@@ -104,7 +105,7 @@ class EngineServer(JsonServer):
             with contextlib.suppress(queue.Empty):
                 while True:
                     waiting.append(
-                        self.asked.get(timeout=TOGETHER if isinstance(waiting[-1], Asked) else 0)
+                        self.asked.get(timeout=TOGETHER if isinstance(waiting[-1], Asked) else 0),
                     )
             if None in waiting:
                 return
@@ -136,12 +137,18 @@ class EngineServer(JsonServer):
         def draw(engine: LocalEngine) -> list[Any]:
             engine.encoder.stop_ids = stop_ids
             return engine.draw(
-                [one.ids for one in batch], [one.ordinal for one in batch], sampling, count, seed
+                [one.ids for one in batch],
+                [one.ordinal for one in batch],
+                sampling,
+                count,
+                seed,
             )
 
         results = self._with_engine(model, draw)
         for one, result in zip(
-            batch, [results] * len(batch) if isinstance(results, tuple) else results, strict=True
+            batch,
+            [results] * len(batch) if isinstance(results, tuple) else results,
+            strict=True,
         ):
             one.back.put(result)
 
@@ -161,7 +168,8 @@ class EngineServer(JsonServer):
         words, back = GenerateRequest.model_validate(body), queue.Queue[Any]()
         ids, given = words.token_ids, words.sampling_params
         outside = next(
-            (i for i in (*ids, *given.stop_token_ids) if not 0 <= i < self.vocabulary), None
+            (i for i in (*ids, *given.stop_token_ids) if not 0 <= i < self.vocabulary),
+            None,
         )
         if outside is not None:
             return 400, {"error": f"there is no token {outside}: the model has {self.vocabulary}"}
@@ -169,7 +177,7 @@ class EngineServer(JsonServer):
         longest = len(ids) if scores else len(ids) + given.max_tokens
         if longest > self.context:
             return 400, {
-                "error": f"{len(ids)} + {longest - len(ids)} tokens; the context holds {self.context}"
+                "error": f"{len(ids)} + {longest - len(ids)} tokens; the context holds {self.context}",
             }
         if scores:
             self.asked.put(lambda: back.put(self._with_engine(words.model, partial(_scored, ids))))
@@ -214,7 +222,7 @@ class EngineServer(JsonServer):
             "data": [
                 {"id": self.base, "max_model_len": self.context},
                 *({"id": name} for name in self.engines),
-            ]
+            ],
         }
 
     def adapt(self, what: str, body: Json) -> Answer:
@@ -227,7 +235,7 @@ class EngineServer(JsonServer):
                 raise ValueError(
                     f"an adapter is called {name!r} already"
                     if what == "load"
-                    else f"no adapter is called {name!r}"
+                    else f"no adapter is called {name!r}",
                 )
             if what == "unload":
                 self.unload(self.engines.pop(name))

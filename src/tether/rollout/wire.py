@@ -136,7 +136,7 @@ def read_drawn(answer: Json, version: str, asked: Json, *, spans: bool) -> list[
     if named != {version} or len(choices) != asked["n"]:
         raise ValueError(
             f"asked {version} for {asked['n']} samples, got {len(choices)} of "
-            f"{', '.join(map(str, named))}"
+            f"{', '.join(map(str, named))}",
         )
     drawn = []
     for one in choices:
@@ -147,11 +147,11 @@ def read_drawn(answer: Json, version: str, asked: Json, *, spans: bool) -> list[
         possible = all(-1e3 < x <= 1e-3 for x in logprobs)
         if not possible or not 0 < len(ids) == len(logprobs) <= asked["max_tokens"]:
             raise ValueError(
-                f"{len(ids)} ids and {len(logprobs)} log-probabilities that no policy gives"
+                f"{len(ids)} ids and {len(logprobs)} log-probabilities that no policy gives",
             )
         stop = one.get("stop_reason")
         reason = StopReason.STOP_STRING if isinstance(stop, str) else StopReason.STOP_TOKEN
         drawn.append(
-            Drawn(ids, logprobs, StopReason.LENGTH if one["finish_reason"] == "length" else reason)
+            Drawn(ids, logprobs, StopReason.LENGTH if one["finish_reason"] == "length" else reason),
         )
     return drawn

@@ -109,7 +109,7 @@ def job_slots(recipe: BaseRecipe, number: int, price: Price) -> dict[str, dict[s
         if len(own) < number:
             raise ConfigError(
                 f"--at-once {number} needs {number} GPUs, and this machine has {len(own)}: a job "
-                "has one of its own. Give a smaller number"
+                "has one of its own. Give a smaller number",
             )
         return {gpu: {**waiting, "CUDA_VISIBLE_DEVICES": gpu} for gpu in own}
     peak = max((stage.memory for stage in price.stages), default=0)
@@ -117,7 +117,7 @@ def job_slots(recipe: BaseRecipe, number: int, price: Price) -> dict[str, dict[s
     if number * peak > memory:
         raise ConfigError(
             f"--at-once {number} needs {number * peak / 1e9:.1f} GB at the peak, and this machine "
-            f"has {memory / 1e9:.1f} GB. Give a smaller number"
+            f"has {memory / 1e9:.1f} GB. Give a smaller number",
         )
     return {str(slot): waiting for slot in range(number)}
 
@@ -134,7 +134,10 @@ def _next(left: Sequence[Job], running: Iterable[RunningJob]) -> Job | None:
 
 
 def _started(
-    job: Job, task: str, stages: Sequence[str], environment: Mapping[str, str]
+    job: Job,
+    task: str,
+    stages: Sequence[str],
+    environment: Mapping[str, str],
 ) -> RunningJob:
     log = job.folder.with_name(f"{job.name}.log")
     log.parent.mkdir(parents=True, exist_ok=True)

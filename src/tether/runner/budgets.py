@@ -135,7 +135,9 @@ def reopen(run: RunDirectory, section: Section, limit: TimeLimit) -> bool:
     if cut or not again or _stood_on(run.path):
         why = cut or ("later stages stand on it" if again else "its models have no checkpoint")
         logger.warning(
-            "%s keeps its budget: %s. To train longer, start anew with run=PATH.", run.path, why
+            "%s keeps its budget: %s. To train longer, start anew with run=PATH.",
+            run.path,
+            why,
         )
         return False
     _forget_end(run, section, before["ended_at"])
@@ -144,7 +146,10 @@ def reopen(run: RunDirectory, section: Section, limit: TimeLimit) -> bool:
 
 
 def _answers_more(
-    run: RunDirectory, section: PromptedSection, limit: TimeLimit, before: Facts
+    run: RunDirectory,
+    section: PromptedSection,
+    limit: TimeLimit,
+    before: Facts,
 ) -> bool:
     """False: a stage that answered as many prompts as fitted keeps them, and a line says so where
     the budget is larger now.

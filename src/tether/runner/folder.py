@@ -59,7 +59,7 @@ def remembered(place: Path) -> tuple[Path, Json]:
         return root, read_json(root / "command.json")
     raise RunError(
         f"{place} is not in a run directory that a command of tether made. Give such a folder; a "
-        "run that your own code opened goes on when that code runs again."
+        "run that your own code opened goes on when that code runs again.",
     )
 
 
@@ -83,5 +83,5 @@ def check_base(root: Path, folder: Path) -> None:
             raise RunError(
                 f"{folder} was trained on another SFT model than the one that is in "
                 f"{root / 'sft'} now. Delete "
-                f"{folder} to train it again, and every stage that stands on it."
+                f"{folder} to train it again, and every stage that stands on it.",
             )

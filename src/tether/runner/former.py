@@ -56,7 +56,7 @@ def _former(recipe: BaseRecipe, note: Json) -> Iterator[tuple[str, FormerDefault
             continue
         began = read_json(config)
         sections: list[tuple[str, str, Config, Json]] = [
-            (job.name, job.kind.name, job.settings, named)
+            (job.name, job.kind.name, job.settings, named),
         ]
         if job.start is None and not model_is_read:
             model_is_read = True
@@ -91,6 +91,8 @@ def note_former(job: Job) -> None:
         for key, (before, now) in former.items()
     )
     _LOG.warning(
-        "%s continues with the defaults with which it began: %s", job.title, "; ".join(words)
+        "%s continues with the defaults with which it began: %s",
+        job.title,
+        "; ".join(words),
     )
     run.update_manifest(**{FORMER_DEFAULTS: {key: before for key, (before, _) in former.items()}})

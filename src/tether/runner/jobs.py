@@ -172,7 +172,7 @@ def variants(recipe: BaseRecipe) -> list[BaseRecipe]:
         if same := recipes.get(content):
             raise ConfigError(
                 f"{where}: these values are those of {Path(same.run).name!r:.200} in another form. "
-                "Leave one of them out"
+                "Leave one of them out",
             )
         recipes[content] = variant
     return [*recipes.values()]
@@ -197,7 +197,9 @@ def _combined(recipe: BaseRecipe) -> Iterator[tuple[Json, list[Job]]]:
     own = dict(_identified(plain))
     jobs: dict[str, Job] = {}
     for variant, (_, chosen) in zip(
-        variants(recipe), combinations(recipe.sweep or {}), strict=True
+        variants(recipe),
+        combinations(recipe.sweep or {}),
+        strict=True,
     ):
         folders: dict[Path, Path] = {}
         mine = []

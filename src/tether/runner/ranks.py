@@ -58,12 +58,12 @@ def together(recipe: BaseRecipe, stages: Sequence[str]) -> Iterator[Ranks]:
     if given is not None and int(given) != settings.ranks:
         raise ConfigError(
             f"torchrun has started {given} processes and learner.ranks is "
-            f"{settings.ranks}: make them the same"
+            f"{settings.ranks}: make them the same",
         )
     if given is not None and "restarts" in settings.model_fields_set and settings.restarts:
         raise ConfigError(
             "learner.restarts is for ranks that tether starts; torchrun has "
-            "--max-restarts: leave one of them out"
+            "--max-restarts: leave one of them out",
         )
     if settings.ranks == 1:
         yield ALONE
@@ -75,7 +75,7 @@ def together(recipe: BaseRecipe, stages: Sequence[str]) -> Iterator[Ranks]:
     if on_gpu and torch.cuda.device_count() < here_too:
         raise ConfigError(
             f"learner.ranks puts {here_too} ranks on this machine, which has "
-            f"{torch.cuda.device_count()} GPUs"
+            f"{torch.cuda.device_count()} GPUs",
         )
     if on_gpu:
         torch.cuda.set_device(local)
@@ -134,7 +134,11 @@ def keep_store(place: Placement) -> dist.TCPStore:
     server = socket.create_server((place.host_address(), 0))
     host, port = server.getsockname()
     return dist.TCPStore(
-        host, port, is_master=True, master_listen_fd=server.detach(), wait_for_workers=False
+        host,
+        port,
+        is_master=True,
+        master_listen_fd=server.detach(),
+        wait_for_workers=False,
     )
 
 
@@ -241,7 +245,11 @@ def started(
     command = [sys.executable, "-m", WORKER, "" if pipe is None else str(pipe), task, *stages]
     if starter is not None:
         child: Rank = PlacedRank(
-            starter, _name(rank), command, environment, Path(recipe.run) / "ranks" / f"{rank}.log"
+            starter,
+            _name(rank),
+            command,
+            environment,
+            Path(recipe.run) / "ranks" / f"{rank}.log",
         )
     else:
         child = subprocess.Popen(

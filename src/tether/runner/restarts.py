@@ -49,7 +49,9 @@ def watches(settings: LearnerConfig) -> bool:
 
 
 def watched(
-    recipe: BaseRecipe, stages: Sequence[str], progress: Callable[[str], Progress] | None
+    recipe: BaseRecipe,
+    stages: Sequence[str],
+    progress: Callable[[str], Progress] | None,
 ) -> Json:
     """Run ranks that all start again whenever one is lost, and return the result of rank 0.
 
@@ -77,7 +79,7 @@ def watched(
             idle = 1 if bars.further else idle + 1
             if idle > limit:
                 raise LostRankError(
-                    f"{group.why}. The ranks began again {limit} times and got no further. {AGAIN}"
+                    f"{group.why}. The ranks began again {limit} times and got no further. {AGAIN}",
                 )
             start += 1
 

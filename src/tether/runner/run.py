@@ -241,7 +241,10 @@ def _collected(recipe: BaseRecipe, section: Section, pairs: Sequence[Path]) -> S
     """
     if section.kind is Prompt:
         return load_rows(
-            recipe.section("pairs").data, Prompt, Quarantine(), whole=calls_functions(section)
+            recipe.section("pairs").data,
+            Prompt,
+            Quarantine(),
+            whole=calls_functions(section),
         )
     comparisons = [row for folder in pairs for row in comparisons_of(folder)]
     return comparisons if section.kind is Comparison else feedback_of(comparisons)
@@ -257,7 +260,7 @@ def stage_model(recipe: BaseRecipe, root: Path) -> ModelConfig:
 def _fine_tuned(recipe: BaseRecipe, root: Path) -> ModelConfig:
     if not (root / "sft" / "summary.json").is_file():
         raise MissingFileError(
-            f"{root / 'sft'} has no finished SFT stage; run it first (tether sft RECIPE)."
+            f"{root / 'sft'} has no finished SFT stage; run it first (tether sft RECIPE).",
         )
     return after_sft(recipe.model, root)
 
@@ -273,6 +276,6 @@ def after_sft(model: ModelConfig, root: Path) -> ModelConfig:
     ).is_file():
         raise MissingFileError(
             f"{root / 'sft' / 'model'}, from which everything in {root} starts, is gone or "
-            "incomplete. Put it back, or begin in another run folder"
+            "incomplete. Put it back, or begin in another run folder",
         )
     return on_folder(model, root / "sft" / "model")

@@ -17,8 +17,8 @@ def compared_in(recipe: BaseRecipe, place: Path) -> list[str]:
     before = place / "evaluate" / "summary.json"
     return [
         *dict.fromkeys(
-            [*recipe.policies, *(read_json(before)["policies"] if before.is_file() else ())]
-        )
+            [*recipe.policies, *(read_json(before)["policies"] if before.is_file() else ())],
+        ),
     ]
 
 
@@ -32,7 +32,8 @@ def write_totals(recipe: BaseRecipe) -> None:
         RunDirectory(root).finish(_totals(recipe, root, None))
         return
     for number, (one, labels) in enumerate(
-        zip(rounds, accumulate(one["labels"] for one in rounds), strict=True), 1
+        zip(rounds, accumulate(one["labels"] for one in rounds), strict=True),
+        1,
     ):
         one["labels_so_far"] = labels
         RunDirectory(round_folder(root, number)).finish(one)

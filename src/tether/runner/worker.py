@@ -26,7 +26,9 @@ def train_along(pipe: str, recipe: str, *stages: str) -> None:
     teller = Teller(int(pipe)) if pipe else None
     try:
         results = run_recipe(
-            build(recipe_type(), json.loads(recipe)), stages, teller and teller.bar
+            build(recipe_type(), json.loads(recipe)),
+            stages,
+            teller and teller.bar,
         )
         if teller:
             teller.tell("end", results)

@@ -62,7 +62,11 @@ class Host:
         return host, free_port(host)
 
     def start(
-        self, command: Sequence[str], environment: Mapping[str, str], log: str, python: str
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: str,
+        python: str,
     ) -> None:
         """Start the program; the caller's Python is this machine's own."""
         Path(log).parent.mkdir(parents=True, exist_ok=True)
@@ -101,7 +105,11 @@ class RayLauncher:
     """
 
     def __init__(
-        self, address: str | None, run: str, needs: Mapping[str, Resources], patience: float
+        self,
+        address: str | None,
+        run: str,
+        needs: Mapping[str, Resources],
+        patience: float,
     ) -> None:
         connect(address)
         self.run, self.bundles = run, {name: number for number, name in enumerate(needs)}
@@ -113,7 +121,7 @@ class RayLauncher:
             remove_placement_group(self.group)
             raise RunError(
                 f"others use the cluster: waited {patience:g} s for "
-                f"{_needed(self.needs)}; free now: {free}"
+                f"{_needed(self.needs)}; free now: {free}",
             )
         self.hosts: dict[str, Any] = {}
         self.ends: dict[str, Any] = {}
@@ -125,7 +133,11 @@ class RayLauncher:
         return self._get(self.hosts[name].place.remote(), name)
 
     def start(
-        self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
     ) -> None:
         host = self.hosts[name]
         self._get(
@@ -169,7 +181,8 @@ class RayLauncher:
 
     def _actor(self, name: str) -> Any:
         strategy = PlacementGroupSchedulingStrategy(
-            self.group, placement_group_bundle_index=self.bundles[name]
+            self.group,
+            placement_group_bundle_index=self.bundles[name],
         )
         needs = dict(self.needs[name])
         host = ray.remote(Host).options(
@@ -192,7 +205,7 @@ class RayLauncher:
             return ray.get(answer, timeout=limit)
         except (RayActorError, GetTimeoutError) as error:
             raise OSError(
-                f"Ray has no machine for {name} now: {str(error).splitlines()[0]}"
+                f"Ray has no machine for {name} now: {str(error).splitlines()[0]}",
             ) from None
 
 
@@ -225,7 +238,7 @@ def connect(address: str | None) -> None:
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
         where = address or "this machine"
         raise ConfigError(
-            f"no Ray cluster can be reached at {where}: {str(error).splitlines()[0]}"
+            f"no Ray cluster can be reached at {where}: {str(error).splitlines()[0]}",
         ) from None
 
 
@@ -241,18 +254,20 @@ def check_fits(needs: Mapping[str, Resources], nodes: Sequence[Resources]) -> No
     for name, need in needs.items():
         if not any(all(node.get(what, 0) >= much for what, much in need.items()) for node in nodes):
             largest = max(
-                nodes, key=lambda node: (node.get("GPU", 0), node.get("CPU", 0)), default={}
+                nodes,
+                key=lambda node: (node.get("GPU", 0), node.get("CPU", 0)),
+                default={},
             )
             raise ConfigError(
                 f"{name} needs {_in_words(need)}, and the largest machine of the "
-                f"cluster has {_in_words(largest)}"
+                f"cluster has {_in_words(largest)}",
             )
     for what in {what for need in needs.values() for what in need}:
         much, there = (sum(each.get(what, 0) for each in some) for some in (needs.values(), nodes))
         if much > there:
             raise ConfigError(
                 f"the run needs {_needed(needs)}, together {much:g} {what}, and the "
-                f"cluster has {there:g}"
+                f"cluster has {there:g}",
             )
 
 
@@ -298,7 +313,10 @@ def run_elsewhere(
 
 
 def _run_once(
-    launcher: RayLauncher, command: Sequence[str], log: Path, write: Callable[[bytes], object]
+    launcher: RayLauncher,
+    command: Sequence[str],
+    log: Path,
+    write: Callable[[bytes], object],
 ) -> int:
     launcher.place("learner")
     launcher.start("learner", [sys.executable, "-m", "tether", *command], {}, log)

@@ -49,7 +49,7 @@ def submit_job(run: Path, command: Sequence[str], options: str, ranks: int) -> i
     except FileNotFoundError:
         raise ConfigError(
             f"sbatch is not on this machine's PATH. The job's script is {script}: submit it where "
-            "Slurm is"
+            "Slurm is",
         ) from None
 
 
@@ -65,7 +65,7 @@ def job_script(script: Path, command: Sequence[str], options: str, ranks: int) -
     if not nodes.isdecimal() or int(nodes) < 1 or ranks % int(nodes):
         raise ConfigError(
             f"{ranks} ranks cannot be shared out over {nodes} nodes: set "
-            "learner.ranks to a multiple of the nodes"
+            "learner.ranks to a multiple of the nodes",
         )
     run = script.parent.resolve()
     chosen = {"job-name": run.name, "output": str(run / "slurm-%j.log"), **DEFAULTS, **given}

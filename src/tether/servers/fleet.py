@@ -103,7 +103,10 @@ class Fleet:
     """Servers by name, the version that is wanted, and every change of state in `changes`."""
 
     def __init__(
-        self, names: Iterable[str], clock: Callable[[], float], limits: Limits | None = None
+        self,
+        names: Iterable[str],
+        clock: Callable[[], float],
+        limits: Limits | None = None,
     ) -> None:
         self.clock = clock
         self.limits = limits or Limits()
@@ -116,7 +119,7 @@ class Fleet:
         member = self.members[name]
         if member.state not in (state, State.RETIRED):
             self.changes.append(
-                Change(self.clock(), name, member.state.value, state.value, why=why)
+                Change(self.clock(), name, member.state.value, state.value, why=why),
             )
             member.state = state
             member.since = self.clock()
@@ -197,7 +200,9 @@ class Fleet:
             member.failures = 0
             member.tries = 0
             self._move(
-                name, State.HEALTHY if version == self.wanted else State.STALE, f"holds {version}"
+                name,
+                State.HEALTHY if version == self.wanted else State.STALE,
+                f"holds {version}",
             )
 
     def emptied(self, name: str, why: str) -> None:
@@ -231,7 +236,9 @@ class Fleet:
             member.restarts = [at for at in member.restarts if now - at < limits.window]
             if len(member.restarts) >= limits.restarts:
                 self._move(
-                    name, State.RETIRED, f"restarted {limits.restarts} times in {limits.window:g} s"
+                    name,
+                    State.RETIRED,
+                    f"restarted {limits.restarts} times in {limits.window:g} s",
                 )
             elif now - member.since >= (limits.backoff * 2**member.tries if member.tries else 0):
                 member.tries += 1
@@ -245,7 +252,8 @@ class Fleet:
         ):
             return "look"
         return {State.SUSPECT: "probe", State.STALE: "load" if self.wanted else ""}.get(
-            member.state, ""
+            member.state,
+            "",
         )
 
     def pick(self, prompt: Sequence[int], avoid: Iterable[str] = ()) -> str | None:

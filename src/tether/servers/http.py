@@ -119,7 +119,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse(403, "web pages may not ask this server")
         given = self.headers.get("Authorization", "").encode("latin-1", errors="replace")
         if self.server.token and not hmac.compare_digest(
-            given, f"Bearer {self.server.token}".encode()
+            given,
+            f"Bearer {self.server.token}".encode(),
         ):
             return self._refuse(
                 401,

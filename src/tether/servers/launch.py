@@ -40,7 +40,11 @@ class Launcher(Protocol):
         ...
 
     def start(
-        self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
     ) -> None:
         """Start a program whose output is added to a file; OSError where that cannot be done
         now.
@@ -82,7 +86,7 @@ class Processes:
         if len(free) < (wanted := sum(needs.values())):
             raise ConfigError(
                 f"{len(needs)} servers need {wanted} GPUs, and {len(free)} of this machine are "
-                "left beside the learner's"
+                "left beside the learner's",
             )
         self.gpus = {name: [free.pop(0) for _ in range(count)] for name, count in needs.items()}
         self.taken.update(*self.gpus.values())
@@ -93,7 +97,11 @@ class Processes:
         return "127.0.0.1", free_port("127.0.0.1")
 
     def start(
-        self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
     ) -> None:
         own = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if (gpus := self.gpus.get(name)) else {}
         self.processes[name] = start_bound(command, {**environment, **own}, log)
@@ -167,7 +175,10 @@ class Servers:
         self.addresses.pop(name, None)
         host, port = self.launcher.place(name)
         self.launcher.start(
-            name, self.command(host, port), self.environment, self.folder / f"{name}.log"
+            name,
+            self.command(host, port),
+            self.environment,
+            self.folder / f"{name}.log",
         )
         self.addresses[name] = f"http://{host}:{port}"
 
@@ -179,7 +190,9 @@ class Servers:
 
 
 def start_bound(
-    command: Sequence[str], environment: Mapping[str, str], log: Path
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    log: Path,
 ) -> subprocess.Popen[bytes]:
     """A process of this machine, leader of a group of its own, that ends with the thread that
     calls.

@@ -89,10 +89,12 @@ class ServerPool:
         ]
         options.append((socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1))
         lines = httpx2.HTTPTransport(
-            limits=httpx2.Limits(max_connections=None), socket_options=options
+            limits=httpx2.Limits(max_connections=None),
+            socket_options=options,
         )
         self.client = httpx2.Client(
-            transport=lines, headers={"Authorization": f"Bearer {servers.token}"}
+            transport=lines,
+            headers={"Authorization": f"Bearer {servers.token}"},
         )
         self.senders = ThreadPoolExecutor(requests * len(servers.names))
         self.keepers = [
@@ -157,11 +159,11 @@ class ServerPool:
                 last = "; ".join(f"{c.server}: {c.why}" for c in self.fleet.changes[-2:])
                 raise RunError(
                     f"no server is left ({last}). Their logs are in {self.folder}; the "
-                    "same command goes on."
+                    "same command goes on.",
                 )
             if time.monotonic() - start > limit:
                 raise RunError(
-                    f"waited {limit:.0f} s for {what} ({states}). The logs are in {self.folder}."
+                    f"waited {limit:.0f} s for {what} ({states}). The logs are in {self.folder}.",
                 )
             self.changed.wait(1.0)
 
@@ -226,7 +228,10 @@ class ServerPool:
     # Exchanges.
 
     def give(
-        self, work: Callable[[str], T], prompt: Sequence[int] = (), tries: int | None = None
+        self,
+        work: Callable[[str], T],
+        prompt: Sequence[int] = (),
+        tries: int | None = None,
     ) -> T:
         """The result of `work(name)` with the name of a healthy server. If the machine makes it
         fail, another server's.
@@ -292,7 +297,10 @@ class ServerPool:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         headers = {"Content-Type": "application/json"}
         answer = self.client.post(
-            self.servers.addresses[name] + path, content=content, headers=headers, timeout=timeout
+            self.servers.addresses[name] + path,
+            content=content,
+            headers=headers,
+            timeout=timeout,
         )
         if answer.status_code in REFUSALS:
             raise RefusedError(reason(answer))

@@ -13,7 +13,8 @@ class BudgetConfig(Config):
     """Wall-clock time after which a training ends."""
 
     minutes: float = Field(
-        gt=0, description="of all starts together; evaluation, saving and the report count"
+        gt=0,
+        description="of all starts together; evaluation, saving and the report count",
     )
 
 

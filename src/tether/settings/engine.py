@@ -22,7 +22,8 @@ class EngineConfig(ServersConfig):
         description="the Python that has vLLM, where servers are started",
     )
     arguments: tuple[str, ...] = Field(
-        default=(), description="more arguments for a server's command line"
+        default=(),
+        description="more arguments for a server's command line",
     )
     tolerance: float | None = Field(
         default=None,

@@ -17,7 +17,8 @@ class EvaluatorData(Config):
     """The files of an evaluator."""
 
     path: str | tuple[str, ...] = Field(
-        default=(), description="a file or several; unset: those that come with tether"
+        default=(),
+        description="a file or several; unset: those that come with tether",
     )
     limit: int | None = Field(default=None, ge=1, description="read only the first rows of each")
 
@@ -47,7 +48,9 @@ class SycophancyConfig(Config):
         description="the two files of prompts; tether:sycophancy: the 64 pairs that come with tether",
     )
     pairs: int = Field(
-        default=64, ge=4, description="pairs of prompts that are asked at every measurement"
+        default=64,
+        ge=4,
+        description="pairs of prompts that are asked at every measurement",
     )
 
     @property
@@ -63,24 +66,31 @@ class EvaluationSection(PromptedSection):
     """The judge, and the answers that it judges. Lengths are in tokens."""
 
     judge: Annotated[AFunction | AModel, BY_KIND] = Field(
-        description="a function that scores answers, or a language model with a rubric"
+        description="a function that scores answers, or a language model with a rubric",
     )
     samples: int = Field(default=1, ge=1, description="answers a prompt")
     max_new_tokens: int | None = Field(
-        default=None, ge=1, description="unset: as the policy was trained; 128 if no stage samples"
+        default=None,
+        ge=1,
+        description="unset: as the policy was trained; 128 if no stage samples",
     )
     temperature: float | None = Field(
-        default=None, gt=0, description="unset: as the policy was trained; 0.7 if no stage samples"
+        default=None,
+        gt=0,
+        description="unset: as the policy was trained; 0.7 if no stage samples",
     )
     temperatures: tuple[Annotated[float, Field(ge=0)], ...] = Field(
         default=(0.7, 0.5, 0.0),
         description="others at which both sides answer: what decoding alone gives",
     )
     engine_rows: int = Field(
-        default=64, ge=1, description="responses decoded at once; unset on a GPU: up to 256"
+        default=64,
+        ge=1,
+        description="responses decoded at once; unset on a GPU: up to 256",
     )
     sycophancy: SycophancyConfig | None = Field(
-        default=None, description="also measure whether answers depend on who asks"
+        default=None,
+        description="also measure whether answers depend on who asks",
     )
     evaluators: dict[str, EvaluatorData] = Field(default={}, description=EVALUATORS_HELP)
 
@@ -100,7 +110,9 @@ class EvaluateConfig(Config):
     )
     samples_per_prompt: int = Field(default=1, ge=1, description="answers to each held-out prompt")
     temperature: float | None = Field(
-        default=None, ge=0, description="unset: that of the training; 0: always the likeliest token"
+        default=None,
+        ge=0,
+        description="unset: that of the training; 0: always the likeliest token",
     )
     temperatures: tuple[Annotated[float, Field(ge=0)], ...] = Field(
         default=(0.7, 0.5, 0.0),
@@ -146,16 +158,19 @@ class EvaluateConfig(Config):
 
 class EvaluateSection(EvaluateConfig):
     data: DataConfig | None = Field(
-        default=None, description="held-out prompts; without it some are set aside"
+        default=None,
+        description="held-out prompts; without it some are set aside",
     )
     judge: Annotated[
-        Annotated[Literal["reward", "test"], Tag("name")] | AFunction | AModel, BY_KIND
+        Annotated[Literal["reward", "test"], Tag("name")] | AFunction | AModel,
+        BY_KIND,
     ] = Field(
         default="reward",
         description="who judges: the training's own reward, the model of reward.test_share, a "
         "function, or a language model",
     )
     sycophancy: SycophancyConfig | None = Field(
-        default=None, description="also measure whether answers depend on who asks"
+        default=None,
+        description="also measure whether answers depend on who asks",
     )
     evaluators: dict[str, EvaluatorData] = Field(default={}, description=EVALUATORS_HELP)

@@ -34,13 +34,19 @@ class JudgeServerConfig(Config):
         description="requests a question, where a server is busy, fails or is silent",
     )
     max_requests: int | None = Field(
-        default=None, ge=0, description="for all questions together, repeated ones counted"
+        default=None,
+        ge=0,
+        description="for all questions together, repeated ones counted",
     )
     max_tokens: int | None = Field(
-        default=None, ge=0, description="of prompts and replies, for all questions together"
+        default=None,
+        ge=0,
+        description="of prompts and replies, for all questions together",
     )
     reply_tokens: int = Field(
-        default=8, ge=1, description="longest reply where one of several options is asked for"
+        default=8,
+        ge=1,
+        description="longest reply where one of several options is asked for",
     )
 
     @field_validator("url")
@@ -50,7 +56,7 @@ class JudgeServerConfig(Config):
         if parts.username or parts.password or parts.query or parts.fragment:
             raise ValueError(
                 "an address with a name, a password or a query would be written "
-                "down. Use key_variable for the key"
+                "down. Use key_variable for the key",
             )
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"{url!r} is no address of a server: write http://host:port/v1")
@@ -70,7 +76,7 @@ class JudgeServerConfig(Config):
         if not os.environ.get(name):
             raise ConfigError(
                 f"the key for {self.url} belongs into the environment variable "
-                f"{name}, which is not set"
+                f"{name}, which is not set",
             )
         return os.environ[name]
 
@@ -79,7 +85,7 @@ class JudgingFunction(Config):
     """The place of a function that judges."""
 
     call: str = Field(
-        description="module:name, or path/to/file.py:name; (prompts, responses) -> a number for each"
+        description="module:name, or path/to/file.py:name; (prompts, responses) -> a number for each",
     )
 
 
@@ -97,20 +103,26 @@ class JudgeConfig(Config):
         description="a model folder, a hub id, package:NAME==VERSION, or a run directory",
     )
     server: JudgeServerConfig | None = Field(
-        default=None, description="instead of model: an OpenAI-compatible server"
+        default=None,
+        description="instead of model: an OpenAI-compatible server",
     )
     rubric: str = Field(
         default="helpful",
         description="a text file; helpful, harmless; for comparisons also a .toml of principles",
     )
     temperature: float = Field(
-        default=1.0, gt=0, description="of comparisons: divides the log-odds of the labels"
+        default=1.0,
+        gt=0,
+        description="of comparisons: divides the log-odds of the labels",
     )
     reasoning_tokens: int = Field(
-        default=0, ge=0, description="of the reasons that it writes before each verdict; 0: none"
+        default=0,
+        ge=0,
+        description="of the reasons that it writes before each verdict; 0: none",
     )
     cache: str | None = Field(
-        default=None, description="file in which answers are kept, so that none is asked for twice"
+        default=None,
+        description="file in which answers are kept, so that none is asked for twice",
     )
 
     def faults(self) -> Iterator[str]:

@@ -11,7 +11,8 @@ from tether.settings.config import Config
 from tether.settings.needs import Needs
 
 MORE_RANKS = Needs(
-    "ranks > 1", "has no effect on one rank: set learner.ranks to 2 or more, or leave it out"
+    "ranks > 1",
+    "has no effect on one rank: set learner.ranks to 2 or more, or leave it out",
 )
 
 
@@ -24,7 +25,9 @@ class LearnerConfig(Config):
         description="processes that train together, each on its share of every step's rows",
     )
     timeout: Annotated[float, MORE_RANKS] = Field(
-        default=60.0, ge=5, description="seconds without a sign of life after which a rank is lost"
+        default=60.0,
+        ge=5,
+        description="seconds without a sign of life after which a rank is lost",
     )
     restarts: Annotated[int, MORE_RANKS] = Field(
         default=3,
@@ -59,24 +62,34 @@ class OptimizerConfig(Config):
         "(bitsandbytes); masters stay in float32",
     )
     learning_rate: float | None = Field(
-        default=None, gt=0, description="unset: the stage's, for adapters or for whole models"
+        default=None,
+        gt=0,
+        description="unset: the stage's, for adapters or for whole models",
     )
     betas: tuple[float, float] = Field(
         default=(0.9, 0.999),
         description="of AdamW: decay of the means of gradients and of their squares",
     )
     epsilon: float = Field(
-        default=1e-8, gt=0, description="of AdamW: added to the root of the mean square"
+        default=1e-8,
+        gt=0,
+        description="of AdamW: added to the root of the mean square",
     )
     weight_decay: float = Field(default=0.0, ge=0, description="of AdamW, decoupled")
     max_grad_norm: float = Field(
-        default=1.0, gt=0, description="longer gradients are shortened to this"
+        default=1.0,
+        gt=0,
+        description="longer gradients are shortened to this",
     )
     warmup_fraction: float = Field(
-        default=0.05, ge=0, lt=1, description="share of the updates in which the rate rises from 0"
+        default=0.05,
+        ge=0,
+        lt=1,
+        description="share of the updates in which the rate rises from 0",
     )
     schedule: Literal["cosine", "linear", "constant"] = Field(
-        default="cosine", description="of the learning rate after the warm-up"
+        default="cosine",
+        description="of the learning rate after the warm-up",
     )
     final_fraction: Annotated[
         float,
@@ -114,7 +127,8 @@ class TrainedConfig(Config):
     rates: ClassVar[Rates]
 
     optimizer: OptimizerConfig = Field(
-        default=OptimizerConfig(), description="AdamW and its learning rate"
+        default=OptimizerConfig(),
+        description="AdamW and its learning rate",
     )
 
     checkpoint_every: int = Field(default=20, ge=1, description="steps between checkpoints")
@@ -159,10 +173,15 @@ class SupervisedConfig(TrainedConfig):
     epochs: int = Field(default=1, ge=1, description="passes over the rows")
     max_length: int = Field(default=1024, ge=8, description="longer rows are left out and counted")
     heldout_fraction: float = Field(
-        default=0.1, ge=0, lt=1, description="share of the prompts that only evaluate"
+        default=0.1,
+        ge=0,
+        lt=1,
+        description="share of the prompts that only evaluate",
     )
     evaluate_every: int = Field(
-        default=0, ge=0, description="updates between evaluations; 0: only at the end"
+        default=0,
+        ge=0,
+        description="updates between evaluations; 0: only at the end",
     )
     seed: int = Field(default=0, description="of the order of rows and of what is held out")
 
@@ -171,7 +190,9 @@ class PreferenceConfig(SupervisedConfig):
     """The settings that the stages on several responses to a prompt share."""
 
     prompts_per_update: int = Field(
-        default=16, ge=1, description="all responses to a prompt stand in one update"
+        default=16,
+        ge=1,
+        description="all responses to a prompt stand in one update",
     )
     micro_batch_tokens: int = Field(
         default=2048,

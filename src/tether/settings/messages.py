@@ -61,7 +61,10 @@ def _location(values: JsonValue, item: ErrorDetails) -> Place:
 
 
 def _phrase(
-    kind: type[BaseModel], place: Place, items: Sequence[ErrorDetails], values: JsonValue
+    kind: type[BaseModel],
+    place: Place,
+    items: Sequence[ErrorDetails],
+    values: JsonValue,
 ) -> str:
     location = ".".join(map(str, place))
     item = items[0]
@@ -85,7 +88,10 @@ def _phrase(
 
 
 def key_hint(
-    kind: type[BaseModel], place: tuple[object, ...], values: Mapping[str, object], given: object
+    kind: type[BaseModel],
+    place: tuple[object, ...],
+    values: Mapping[str, object],
+    given: object,
 ) -> str:
     """A guess at the key that was meant: another library's word, a key of another table, a slip of
     the fingers.
@@ -170,7 +176,10 @@ def _around(kind: type[BaseModel], outer: Sequence[object], word: str) -> str:
 
 
 def _meant(
-    kind: type[BaseModel], outer: Sequence[object], word: str, values: Mapping[str, object]
+    kind: type[BaseModel],
+    outer: Sequence[object],
+    word: str,
+    values: Mapping[str, object],
 ) -> list[str]:
     """The possible keys for a word: around here, else in the stages that the recipe has, else in
     any stage.
@@ -201,7 +210,10 @@ def _is_key(kind: type[BaseModel], path: Sequence[object]) -> bool:
 
 
 def _known_keys(
-    kind: type[BaseModel], location: Sequence[Any], *, exact: bool = False
+    kind: type[BaseModel],
+    location: Sequence[Any],
+    *,
+    exact: bool = False,
 ) -> list[str]:
     kinds = [kind]
     # what is no field is a place in a list or a name in a table, whose kind stays the same

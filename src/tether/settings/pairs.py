@@ -13,7 +13,12 @@ from tether.settings.needs import Needs
 from tether.settings.section import PromptedSection
 
 Strategy = Literal[
-    "random", "uncertain", "information", "disagreement", "length_matched", "ranking"
+    "random",
+    "uncertain",
+    "information",
+    "disagreement",
+    "length_matched",
+    "ranking",
 ]
 """Ways to choose the pairs that are judged."""
 SCORED = ("uncertain", "information", "disagreement")
@@ -30,12 +35,16 @@ class PairsSection(PromptedSection):
         description="how many are answered; unset: all. With repeat, others in each round",
     )
     samples_per_prompt: int = Field(
-        default=4, ge=2, description="answers to each prompt, of which pairs are made"
+        default=4,
+        ge=2,
+        description="answers to each prompt, of which pairs are made",
     )
     max_new_tokens: int = Field(default=128, ge=1, description="longest answer")
     temperature: float = Field(default=0.7, gt=0, description="of sampling")
     engine_rows: int = Field(
-        default=64, ge=1, description="responses decoded at once; unset on a GPU: up to 256"
+        default=64,
+        ge=1,
+        description="responses decoded at once; unset on a GPU: up to 256",
     )
     labels: int | None = Field(
         default=None,
@@ -43,19 +52,25 @@ class PairsSection(PromptedSection):
         description="comparisons that are judged; unset: all pairs of all answers",
     )
     choose: Strategy = Field(
-        default="random", description="which of them; before any reward model, at random"
+        default="random",
+        description="which of them; before any reward model, at random",
     )
     judge: Annotated[Annotated[Literal["people"], Tag("name")] | AFunction | AModel, BY_KIND] = (
         Field(
             description="a language model; a function, on whose scores simulated annotators vote; or "
-            "people, in a store"
+            "people, in a store",
         )
     )
     annotator_agreement: float = Field(
-        default=0.70, gt=0.5, lt=1, description="of simulated ones: how often two of them agree"
+        default=0.70,
+        gt=0.5,
+        lt=1,
+        description="of simulated ones: how often two of them agree",
     )
     num_annotators: int = Field(
-        default=3, ge=1, description="simulated annotators who vote on every pair"
+        default=3,
+        ge=1,
+        description="simulated annotators who vote on every pair",
     )
     agreement: str | None = Field(
         default=None,
@@ -63,10 +78,13 @@ class PairsSection(PromptedSection):
         "agreement is measured first",
     )
     store: str | None = Field(
-        default=None, description="of people: the preference store, a path or a URL"
+        default=None,
+        description="of people: the preference store, a path or a URL",
     )
     ask: Annotated[int, OF_PEOPLE] = Field(
-        default=1, ge=1, description="of people: how many judge each comparison"
+        default=1,
+        ge=1,
+        description="of people: how many judge each comparison",
     )
     how: Annotated[Literal["majority", "soft", "dawid-skene"], OF_PEOPLE] = Field(
         default="majority",

@@ -68,15 +68,21 @@ class SampledConfig(TrainedConfig):
     """Settings of every stage that learns from the policy's own samples; lengths are in tokens."""
 
     steps: int = Field(
-        default=100, ge=1, description="of training: each samples, scores and learns"
+        default=100,
+        ge=1,
+        description="of training: each samples, scores and learns",
     )
     prompts_per_step: int = Field(
-        default=8, ge=1, description="prompts answered in a step; large machines take 64 and more"
+        default=8,
+        ge=1,
+        description="prompts answered in a step; large machines take 64 and more",
     )
     samples_per_prompt: int = Field(default=4, ge=1, description="answers to each of them")
     max_new_tokens: int = Field(default=64, ge=1, description="longest answer")
     temperature: float = Field(
-        default=1.0, gt=0, description="of sampling, and of the distributions in the loss"
+        default=1.0,
+        gt=0,
+        description="of sampling, and of the distributions in the loss",
     )
     missing_stop_penalty: float = Field(
         default=0.0,
@@ -84,7 +90,9 @@ class SampledConfig(TrainedConfig):
         description="taken off the score, after its normalisation, of a response that did not end in time",
     )
     micro_batch_tokens: int = Field(
-        default=2048, ge=8, description="padded size of a micro-batch; unset on a GPU: up to 8192"
+        default=2048,
+        ge=8,
+        description="padded size of a micro-batch; unset on a GPU: up to 8192",
     )
     ema_decay: float | None = Field(
         default=None,
@@ -146,7 +154,9 @@ class KLConfig(Config):
             "adaptive",
         ),
         Needs(
-            "coefficient > 0 or report", "must see the KL: set kl.report or kl.coefficient", "stop"
+            "coefficient > 0 or report",
+            "must see the KL: set kl.report or kl.coefficient",
+            "stop",
         ),
     ] = Field(
         default="fixed",
@@ -165,7 +175,9 @@ class KLConfig(Config):
         description="responses over which the coefficient can change by a factor of e",
     )
     max_factor: Annotated[float, ADAPTIVE] = Field(
-        default=100.0, gt=1, description="adaptive: most change, up or down"
+        default=100.0,
+        gt=1,
+        description="adaptive: most change, up or down",
     )
     report: Annotated[
         bool,
@@ -202,7 +214,10 @@ class PolicyConfig(SampledConfig):
 
     algorithm: Algorithm = "ppo"
     top_p: float = Field(
-        default=1.0, gt=0, le=1, description="of sampling; training refuses less than 1"
+        default=1.0,
+        gt=0,
+        le=1,
+        description="of sampling; training refuses less than 1",
     )
     epochs: int = Field(default=4, ge=1, description="passes over a step's answers")
     minibatches: int = Field(
@@ -226,10 +241,14 @@ class PolicyConfig(SampledConfig):
         "minus this, after normalisation",
     )
     overlong_buffer: int = Field(
-        default=0, ge=0, description="last tokens before max_new_tokens over which a penalty grows"
+        default=0,
+        ge=0,
+        description="last tokens before max_new_tokens over which a penalty grows",
     )
     overlong_penalty: Annotated[float, Needs("overlong_buffer")] = Field(
-        default=1.0, gt=0, description="taken off the score at the end of that buffer"
+        default=1.0,
+        gt=0,
+        description="taken off the score at the end of that buffer",
     )
     step_rewards: Annotated[
         bool,
@@ -276,13 +295,17 @@ class PolicyConfig(SampledConfig):
         "or that of its others",
     )
     baseline_window: Annotated[int, Needs("baseline = 'running_mean'")] = Field(
-        default=1024, ge=1, description="scores that the running mean remembers"
+        default=1024,
+        ge=1,
+        description="scores that the running mean remembers",
     )
     scale_advantages: Annotated[bool, Needs("baseline = 'group'")] = Field(
-        default=False, description="divide by the standard deviation of the group's scores"
+        default=False,
+        description="divide by the standard deviation of the group's scores",
     )
     critic: bool = Field(
-        default=False, description="learn a value function and estimate advantages with it (GAE)"
+        default=False,
+        description="learn a value function and estimate advantages with it (GAE)",
     )
     value_init: Literal["zero", "reward"] = Field(
         default="zero",
@@ -297,7 +320,8 @@ class PolicyConfig(SampledConfig):
         description="of GAE: 1 takes the whole return, 0 one token and the value after it",
     )
     whiten_advantages: bool = Field(
-        default=False, description="mean 0, deviation 1 over all tokens of the step"
+        default=False,
+        description="mean 0, deviation 1 over all tokens of the step",
     )
     normalize: Literal["token", "sequence", "constant"] = Field(
         default="token",
@@ -344,9 +368,12 @@ class PolicyConfig(SampledConfig):
         "or drop tokens beyond the cap",
     )
     importance_cap: Annotated[
-        float, Needs("importance != 'none'", "has no effect without importance")
+        float,
+        Needs("importance != 'none'", "has no effect without importance"),
     ] = Field(
-        default=2.0, ge=1, description="bound of the importance weight between engine and trainer"
+        default=2.0,
+        ge=1,
+        description="bound of the importance weight between engine and trainer",
     )
     max_staleness: Annotated[
         int,
@@ -373,14 +400,17 @@ class PolicyConfig(SampledConfig):
         description="how far a value may move in an update; unset: as far as it likes",
     )
     value_coefficient: Annotated[float, A_CRITIC] = Field(
-        default=0.5, ge=0, description="weight of the value loss"
+        default=0.5,
+        ge=0,
+        description="weight of the value loss",
     )
     value_trains_trunk: Annotated[bool, A_CRITIC] = Field(
         default=False,
         description="let the value loss change the policy's own weights where both share one pass",
     )
     kl: KLConfig = Field(
-        default=KLConfig(), description="the penalty for going away from the reference"
+        default=KLConfig(),
+        description="the penalty for going away from the reference",
     )
 
     optimizer: OptimizerConfig = Field(default=TO_ZERO, description="AdamW and its learning rate")

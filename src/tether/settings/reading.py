@@ -54,21 +54,21 @@ def load_recipe(path: str | Path, kind: type[ConfigT], overrides: Sequence[str] 
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"{path}: not a valid TOML file: byte {error.start} is not UTF-8. Save "
-            "the file as UTF-8."
+            "the file as UTF-8.",
         ) from None
     except RecursionError:
         raise ConfigError(
-            f"{path}: not a valid TOML file: its lists or tables are nested too deeply. Mend that."
+            f"{path}: not a valid TOML file: its lists or tables are nested too deeply. Mend that.",
         ) from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not a valid TOML file: {error}. Mend that line.") from error
     except ValueError:
         raise ConfigError(
-            f"{path}: not a valid TOML file: a number has thousands of digits. Mend that."
+            f"{path}: not a valid TOML file: a number has thousands of digits. Mend that.",
         ) from None
     except OSError as error:
         raise ConfigError(
-            f"{path}: cannot be read: {error.strerror}. Mend that, or name another file."
+            f"{path}: cannot be read: {error.strerror}. Mend that, or name another file.",
         ) from None
     return build(kind, values, overrides, where=str(path))
 
@@ -98,13 +98,13 @@ def build(
     except ValidationError as error:
         given = f" with {' '.join(overrides)!r:.200}" if overrides else ""
         raise ConfigError(
-            f"{where}{given}: {in_lines(explain(kind, merged, error.errors()))}"
+            f"{where}{given}: {in_lines(explain(kind, merged, error.errors()))}",
         ) from None
     except MissingFileError:  # an OSError, too
         raise
     except OSError as error:
         raise ConfigError(
-            f"{where}: no path can be {str(error.filename)!r:.200}: {error.strerror}. Name another."
+            f"{where}: no path can be {str(error.filename)!r:.200}: {error.strerror}. Name another.",
         ) from None
 
 
@@ -119,7 +119,7 @@ def _apply_override(values: Json, override: str) -> None:
     if not separator or not all(key.split(".")):
         raise ConfigError(
             f"override {override!r} is not of the form key.sub=value, for example "
-            "optimizer.learning_rate=1e-4"
+            "optimizer.learning_rate=1e-4",
         )
     try:
         parsed = tomllib.loads(f"v = {raw}")
@@ -148,7 +148,7 @@ def set_key(values: Json, key: str, value: object, where: str) -> None:
         node = node.setdefault(parent, {})
         if not isinstance(node, dict):
             raise ConfigError(
-                f"{where}: {parent!r} is a value, not a table. Give the whole value in its place."
+                f"{where}: {parent!r} is a value, not a table. Give the whole value in its place.",
             )
         parent, _, rest = rest.partition(".")
     node[f"{parent}.{rest}" if rest else parent] = value
@@ -172,7 +172,7 @@ def packaged_recipe(name: str) -> Path:
     if is_override(name):
         raise ConfigError(
             f"{name!r:.80} is an override, and the recipe comes before it: a .toml "
-            f"file, or one of {names}."
+            f"file, or one of {names}.",
         )
     if name not in recipes:
         advice = f"Packaged recipes: {names}; or give the path of a .toml file."

@@ -31,14 +31,16 @@ class BaseRecipe(Config):
 
     run: Folder = Field(description="the run directory")
     seed: int = Field(
-        default=0, description="of everything random; the same seed gives the same run"
+        default=0,
+        description="of everything random; the same seed gives the same run",
     )
     deterministic: bool = Field(
         default=False,
         description="only kernels that give the same bits every time; an error names one that cannot",
     )
     track: TrackerNames = Field(
-        default=(), description="trackers that show the run too; may change from start to start"
+        default=(),
+        description="trackers that show the run too; may change from start to start",
     )
     model: ModelConfig = Field(description="what is trained, or where training starts")
     learner: LearnerConfig = Field(
@@ -253,7 +255,9 @@ class BaseRecipe(Config):
 
 
 def objective_faults(
-    name: str, asked: Collection[str] | None, trained: Collection[str]
+    name: str,
+    asked: Collection[str] | None,
+    trained: Collection[str],
 ) -> Iterator[str]:
     """A fault where the stage `name` asks for other objectives than were trained, or for none of
     several.
@@ -274,7 +278,11 @@ def objective_faults(
 
 
 def scorer_faults(
-    name: str, section: RewardedSection, *, objectives: Collection[str], ensemble: bool
+    name: str,
+    section: RewardedSection,
+    *,
+    objectives: Collection[str],
+    ensemble: bool,
 ) -> Iterator[str]:
     """Settings of the stage `name` that its reward model cannot serve.
 

@@ -49,7 +49,9 @@ class Key:
 
 
 def keys_of(
-    kind: type[BaseModel], made: object = None, above: tuple[str, ...] = ()
+    kind: type[BaseModel],
+    made: object = None,
+    above: tuple[str, ...] = (),
 ) -> Iterator[Key]:
     """Every key of a table and of the tables in it, with the default that holds where nothing else
     is said.
@@ -70,13 +72,17 @@ def keys_of(
             filter(
                 None,
                 (_type(given_type(field.annotation, field.metadata)), *_bounds(field.metadata)),
-            )
+            ),
         )
         shown = "required" if field.is_required() else _value(default)
         needs = dict.fromkeys(condition.words for condition in needs_of(field.metadata))
         description = "; ".join(filter(None, (field.description, *needs)))
         yield Key(
-            path=(*above, name), type=words, default=shown, description=description, table=kind
+            path=(*above, name),
+            type=words,
+            default=shown,
+            description=description,
+            table=kind,
         )
         for table in models_of(field.annotation):
             yield from keys_of(table, default, (*above, name))

@@ -22,19 +22,28 @@ class RewardConfig(PreferenceConfig):
     rates: ClassVar[Rates] = Rates(5e-4, 1e-5)
 
     epochs: int = Field(
-        default=1, ge=1, description="more than one usually overfits the annotators"
+        default=1,
+        ge=1,
+        description="more than one usually overfits the annotators",
     )
     prompts_per_update: int = Field(
-        default=4, ge=1, description="all pairs of a prompt stand in one update"
+        default=4,
+        ge=1,
+        description="all pairs of a prompt stand in one update",
     )
     use_margin: bool = Field(
-        default=False, description="demand the label's margin between the scores"
+        default=False,
+        description="demand the label's margin between the scores",
     )
     label_smoothing: float = Field(
-        default=0.0, ge=0, lt=0.5, description="share of labels that are taken to be wrong"
+        default=0.0,
+        ge=0,
+        lt=0.5,
+        description="share of labels that are taken to be wrong",
     )
     labels: Literal["given", "votes"] = Field(
-        default="given", description="votes: the share of annotators, ties half"
+        default="given",
+        description="votes: the share of annotators, ties half",
     )
     disentangle_length: Annotated[
         float,
@@ -49,7 +58,10 @@ class RewardConfig(PreferenceConfig):
         description="weight of (r_chosen + r_rejected)^2, https://arxiv.org/abs/2312.09244",
     )
     head_dropout: float = Field(
-        default=0.0, ge=0, lt=1, description="of the states that the score is read from"
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="of the states that the score is read from",
     )
     keep_states_gb: float = Field(
         default=0.0,
@@ -76,13 +88,14 @@ TAKEN = frozenset(
         "engine",
         "policy",
         "test",
-    }
+    },
 )
 """Names that folders and columns have already, so that no objective can have them."""
 
 
 NOT_OF_OBJECTIVES = Needs(
-    "not objectives", "has no effect with objectives: each has comparisons of its own"
+    "not objectives",
+    "has no effect with objectives: each has comparisons of its own",
 )
 MEMBERS = Needs("members > 1 or teacher", "has no effect on one model: set members to 2 or more")
 
@@ -102,7 +115,8 @@ class RewardSection(TimedSection, RewardConfig):
         description="instead of data: by name the comparisons of several reward models",
     )
     test: Annotated[dict[str, DataConfig], NOT_OF_OBJECTIVES] = Field(
-        default_factory=dict, description="further held-out comparisons, evaluated by name"
+        default_factory=dict,
+        description="further held-out comparisons, evaluated by name",
     )
     test_share: Annotated[float, NOT_OF_OBJECTIVES] = Field(
         default=0.0,
@@ -111,7 +125,8 @@ class RewardSection(TimedSection, RewardConfig):
         description="share of the prompts whose comparisons train a second model, which only judges",
     )
     lora: Lora = Field(
-        default=LoraConfig(), description="the adapter that learns; false trains the whole model"
+        default=LoraConfig(),
+        description="the adapter that learns; false trains the whole model",
     )
     members: int = Field(
         default=1,

@@ -55,10 +55,11 @@ class Functions(Config):
 
     call: str | tuple[str, ...] = Field(
         description="module:name, or path/to/file.py:name; (prompts, responses) -> a number for "
-        "each; several are added up"
+        "each; several are added up",
     )
     weights: tuple[float, ...] | None = Field(
-        default=None, description="of several functions; unset: 1 each"
+        default=None,
+        description="of several functions; unset: 1 each",
     )
     completions: Shape = Field(
         default="texts",
@@ -123,12 +124,15 @@ class VerifiableConfig(Config):
             "has no effect with kind = {config.kind!r}; remove it or choose 'numeric'",
         ),
     ] = Field(
-        default=1e-6, ge=0, description="numeric: |answer - known| <= tolerance * max(1, |known|)"
+        default=1e-6,
+        ge=0,
+        description="numeric: |answer - known| <= tolerance * max(1, |known|)",
     )
     credit: Annotated[
         Literal["all", "share"],
         Needs(
-            "kind = 'code'", "has no effect with kind = {config.kind!r}; remove it or choose 'code'"
+            "kind = 'code'",
+            "has no effect with kind = {config.kind!r}; remove it or choose 'code'",
         ),
     ] = Field(default="all", description="code: 1 for all tests met or 0, or the share of them")
     format: Annotated[
@@ -136,7 +140,8 @@ class VerifiableConfig(Config):
         Needs("not format_pattern", "and format_pattern are two ways to say the same; remove one"),
     ] = Field(default=None, description="what the whole response has to look like")
     format_pattern: str | None = Field(
-        default=None, description="a regular expression for the whole response; . matches new lines"
+        default=None,
+        description="a regular expression for the whole response; . matches new lines",
     )
     format_weight: Annotated[
         float,
@@ -194,10 +199,13 @@ class ObjectiveConfig(Config):
     """
 
     weight: float | None = Field(
-        default=None, ge=0, description="in the sum that is raised; 0: only looked at"
+        default=None,
+        ge=0,
+        description="in the sum that is raised; 0: only looked at",
     )
     at_least: float | None = Field(
-        default=None, description="instead of a weight: where its mean is held, in deviations"
+        default=None,
+        description="instead of a weight: where its mean is held, in deviations",
     )
     rate: float = Field(
         default=0.1,
@@ -210,7 +218,8 @@ class ObjectiveConfig(Config):
             yield "an objective has a weight or is held with at_least: give one of both"
         if self.at_least is None:
             yield from self.idle(
-                "rate", because="without at_least: it moves a constraint's multiplier"
+                "rate",
+                because="without at_least: it moves a constraint's multiplier",
             )
 
 

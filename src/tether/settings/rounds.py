@@ -38,10 +38,14 @@ class RoundsSection(RewardedSection):
         ),
     ] = Field(default="round", description="the policy at the round's start, or before the first")
     prompts_per_round: int | None = Field(
-        default=None, ge=1, description="unset: all of them in every round"
+        default=None,
+        ge=1,
+        description="unset: all of them in every round",
     )
     samples_per_prompt: Annotated[int, NOT_SPIN] = Field(
-        default=8, ge=2, description="iterative: the best and the worst of them are a pair"
+        default=8,
+        ge=2,
+        description="iterative: the best and the worst of them are a pair",
     )
     max_new_tokens: int = Field(default=128, ge=1, description="longest answer")
     temperature: float = Field(default=1.0, gt=0, description="of sampling")
@@ -51,13 +55,17 @@ class RoundsSection(RewardedSection):
         description="iterative: taken off the score of a response that did not end in time",
     )
     engine_rows: int = Field(
-        default=64, ge=1, description="responses decoded at once; unset on a GPU: up to 256"
+        default=64,
+        ge=1,
+        description="responses decoded at once; unset on a GPU: up to 256",
     )
     lora: SteadyLora = Field(
-        default=LoraConfig(), description="the adapter that learns; false trains the whole model"
+        default=LoraConfig(),
+        description="the adapter that learns; false trains the whole model",
     )
     direct: DirectConfig = Field(
-        default=DirectConfig(), description="settings of the training in each round"
+        default=DirectConfig(),
+        description="settings of the training in each round",
     )
 
     @property

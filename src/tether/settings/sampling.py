@@ -37,18 +37,23 @@ class BestOfNConfig(SampledConfig):
     steps: int = Field(default=20, ge=1, description="rounds: sample, keep, imitate")
     samples_per_prompt: int = Field(default=8, ge=1, description="the n of best-of-n")
     keep: int = Field(
-        default=1, ge=1, description="responses of each prompt that are imitated, best first"
+        default=1,
+        ge=1,
+        description="responses of each prompt that are imitated, best first",
     )
     threshold: float | None = Field(
-        default=None, description="a response that scores below it is not kept, best or not"
+        default=None,
+        description="a response that scores below it is not kept, best or not",
     )
     epochs: int = Field(default=1, ge=1, description="passes over a round's kept responses")
     minibatches: int = Field(default=1, ge=1, description="optimizer steps an epoch")
     normalize: Literal["token", "sequence"] = Field(
-        "token", description="weight of a token: the same for all, or its response's share"
+        "token",
+        description="weight of a token: the same for all, or its response's share",
     )
     report_kl: bool = Field(
-        default=True, description="run the reference, to know how far the policy has moved"
+        default=True,
+        description="run the reference, to know how far the policy has moved",
     )
     optimizer: OptimizerConfig = Field(default=TO_ZERO, description="AdamW and its learning rate")
 
@@ -77,7 +82,9 @@ class OnlineDirectConfig(PairLossConfig, SampledConfig):
 
     prompts_per_step: int = Field(default=8, ge=1, description="each gives one pair, or none")
     samples_per_prompt: int = Field(
-        default=2, ge=2, description="the best and the worst of them are the pair"
+        default=2,
+        ge=2,
+        description="the best and the worst of them are the pair",
     )
 
 
@@ -89,7 +96,8 @@ class TaskConfig(Config):
     seed: int = Field(default=0, description="of its problems")
     config: Json = Field(default_factory=dict, description="the task's own settings")
     system: str | None = Field(
-        default=None, description="a system turn; unset: where the answer belongs; empty: none"
+        default=None,
+        description="a system turn; unset: where the answer belongs; empty: none",
     )
 
 
@@ -101,7 +109,13 @@ class RewardedSection(TimedSection):
     """Keys of every stage whose answers a reward scores."""
 
     reward_source: Literal[
-        "learned", "process", "verifiable", "classifier", "function", "random", "majority"
+        "learned",
+        "process",
+        "verifiable",
+        "classifier",
+        "function",
+        "random",
+        "majority",
     ] = Field(
         default="learned",
         description="the [reward] stage's model, the [process] stage's, checked answers, a "
@@ -115,7 +129,8 @@ class RewardedSection(TimedSection):
     )
     verifiable: VerifiableConfig | None = Field(default=None, description="how answers are checked")
     classifier: ClassifierConfig | None = Field(
-        default=None, description="a sequence classifier as the reward"
+        default=None,
+        description="a sequence classifier as the reward",
     )
     function: FunctionConfig | None = Field(default=None, description="your own reward function")
     max_failed: float = Field(
@@ -125,9 +140,11 @@ class RewardedSection(TimedSection):
         description="share of failed scores, of the last ten batches of answers, at which training stops",
     )
     process_aggregate: Annotated[
-        Literal["min", "product", "last"], Needs("reward_source = 'process'")
+        Literal["min", "product", "last"],
+        Needs("reward_source = 'process'"),
     ] = Field(
-        default="min", description="how a response's score is made of its steps' probabilities"
+        default="min",
+        description="how a response's score is made of its steps' probabilities",
     )
     reward_combine: Annotated[
         Combine,
@@ -144,7 +161,8 @@ class RewardedSection(TimedSection):
         "the paper has 0.5 for best-of-n",
     )
     objectives: Annotated[
-        dict[Name, ObjectiveConfig] | None, Needs("reward_source = 'learned'")
+        dict[Name, ObjectiveConfig] | None,
+        Needs("reward_source = 'learned'"),
     ] = Field(
         default=None,
         min_length=2,
@@ -215,7 +233,8 @@ class OnlineSection(RewardedSection):
         Needs("verifiable.kind = 'reasoning-gym'", REASONING_GYM),
     ] = Field(default=None, description="prompts of a reasoning-gym task")
     lora: SteadyLora = Field(
-        default=LoraConfig(), description="the adapter that learns; false trains the whole model"
+        default=LoraConfig(),
+        description="the adapter that learns; false trains the whole model",
     )
     roles: Annotated[
         Literal["shared", "separate"],
@@ -239,19 +258,25 @@ class OnlineSection(RewardedSection):
         Needs("reward_source != 'majority'", ONE_REWARD),
         Needs("not objectives", ONE_REWARD),
     ] = Field(
-        default=None, description="have the reward worked out by servers, not in this process"
+        default=None,
+        description="have the reward worked out by servers, not in this process",
     )
     engine: EngineConfig = Field(
-        default=EngineConfig(), description="what samples the answers: this process, or servers"
+        default=EngineConfig(),
+        description="what samples the answers: this process, or servers",
     )
     engine_rows: int = Field(
-        default=64, ge=1, description="responses decoded at once; unset on a GPU: up to 256"
+        default=64,
+        ge=1,
+        description="responses decoded at once; unset on a GPU: up to 256",
     )
     evaluate: EvaluateSection | None = Field(
-        default=None, description="measure on held-out prompts along the way"
+        default=None,
+        description="measure on held-out prompts along the way",
     )
     watch: WatchSection = Field(
-        default=WatchSection(), description="the detectors, and what happens when one fires"
+        default=WatchSection(),
+        description="the detectors, and what happens when one fires",
     )
 
     @property
@@ -309,7 +334,9 @@ class OnlineSection(RewardedSection):
                     "and give path/to/file.py:name"
                 )
             yield from servers.idle(
-                "batch", because="of a function: set function.batch", table="reward_servers."
+                "batch",
+                because="of a function: set function.batch",
+                table="reward_servers.",
             )
 
     def _prompt_faults(self) -> Iterator[str]:
@@ -342,7 +369,8 @@ class PolicySection(OnlineSection, PolicyConfig):
             "pays at each token, and reward_servers give each response one score",
         ),
         Needs(
-            "reward_source = 'learned'", "needs reward_source = 'learned' and step_rewards = true"
+            "reward_source = 'learned'",
+            "needs reward_source = 'learned' and step_rewards = true",
         ),
         Needs("step_rewards", "needs reward_source = 'learned' and step_rewards = true"),
         Needs(
@@ -389,13 +417,15 @@ class PPOSection(PolicySection):
 
 class GRPOSection(PolicySection):
     algorithm: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo"] = Field(
-        default="grpo", description="the preset"
+        default="grpo",
+        description="the preset",
     )
 
 
 class ReinforceSection(PolicySection):
     algorithm: Literal["reinforce", "rloo", "reinforce++", "reinforce++_baseline"] = Field(
-        default="reinforce", description="the preset"
+        default="reinforce",
+        description="the preset",
     )
 
 

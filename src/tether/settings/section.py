@@ -40,10 +40,11 @@ class DataConfig(Config):
 
     path: str | tuple[str, ...] = Field(
         description="a file, a folder, hub:owner/name:split, tether:prompts and its like, or a "
-        "list of these"
+        "list of these",
     )
     format: str = Field(
-        default="auto", description="a format of docs/reference/data.md; auto detects the format"
+        default="auto",
+        description="a format of docs/reference/data.md; auto detects the format",
     )
     columns: dict[str, str] | None = Field(
         default=None,
@@ -53,7 +54,8 @@ class DataConfig(Config):
     )
     limit: int | None = Field(default=None, ge=1, description="read only the first rows")
     strict: bool = Field(
-        default=False, description="a row that cannot be used is an error, not set aside"
+        default=False,
+        description="a row that cannot be used is an error, not set aside",
     )
 
     @property
@@ -75,7 +77,7 @@ class DataConfig(Config):
             if path.startswith("$"):
                 raise MissingFileError(
                     f"data path {path}: that environment variable is not set. Set it to the "
-                    "folder of your data."
+                    "folder of your data.",
                 )
         return self
 
@@ -87,7 +89,7 @@ def _without_dropout(lora: Lora) -> Lora:
     if lora is not False and lora.dropout:
         raise ValueError(
             "lora.dropout has no effect here: what is sampled, compared and trained is one "
-            "policy, without dropout. Leave it out"
+            "policy, without dropout. Leave it out",
         )
     return lora
 

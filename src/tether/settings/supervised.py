@@ -24,7 +24,8 @@ class SFTConfig(SupervisedConfig):
     rates: ClassVar[Rates] = Rates(5e-4, 2e-5)
 
     train_on: Literal["all", "last"] = Field(
-        default="all", description="all assistant turns of a conversation, or its last"
+        default="all",
+        description="all assistant turns of a conversation, or its last",
     )
     epochs: int = Field(default=2, ge=1, description="passes over the demonstrations")
     batch_size: int = Field(default=16, ge=1, description="conversations per update")
@@ -55,10 +56,13 @@ class ProcessRewardConfig(SupervisedConfig):
     rates: ClassVar[Rates] = Rates(5e-4, 1e-5)
 
     target: Literal["process", "outcome"] = Field(
-        "process", description="a label a step, or one: whether all steps are right"
+        "process",
+        description="a label a step, or one: whether all steps are right",
     )
     delimiters: tuple[str, ...] = Field(
-        ("\n\n",), min_length=1, description="end a step; the first joins labelled steps"
+        ("\n\n",),
+        min_length=1,
+        description="end a step; the first joins labelled steps",
     )
     classes: Annotated[
         Literal[2, 3],
@@ -79,13 +83,21 @@ class ProcessRewardConfig(SupervisedConfig):
     )
     solutions_per_update: int = Field(default=16, ge=1, description="solutions an update")
     micro_batch_tokens: int = Field(
-        default=2048, ge=8, description="padded size of a micro-batch; unset on a GPU: up to 8192"
+        default=2048,
+        ge=8,
+        description="padded size of a micro-batch; unset on a GPU: up to 8192",
     )
     head_dropout: float = Field(
-        default=0.0, ge=0, lt=1, description="of the states that the probabilities are read from"
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="of the states that the probabilities are read from",
     )
     heldout_fraction: float = Field(
-        default=0.2, ge=0, lt=1, description="share of the problems that the summary reports on"
+        default=0.2,
+        ge=0,
+        lt=1,
+        description="share of the problems that the summary reports on",
     )
     calibration_fraction: float = Field(
         default=0.1,
@@ -100,7 +112,9 @@ class ProcessRewardConfig(SupervisedConfig):
             "needs problems to evaluate on: set calibration_fraction above 0, or leave it out",
         ),
     ] = Field(
-        default=0, ge=0, description="updates between losses on calibration problems; 0: none"
+        default=0,
+        ge=0,
+        description="updates between losses on calibration problems; 0: none",
     )
 
     def faults(self) -> Iterator[str]:
@@ -138,7 +152,10 @@ class PairLossConfig(Config):
             "has no effect with {config.table}loss = '{config.loss}'; it belongs to dpo and robust",
         ),
     ] = Field(
-        default=0.0, ge=0, lt=0.5, description="rate of wrong labels that dpo and robust assume"
+        default=0.0,
+        ge=0,
+        lt=0.5,
+        description="rate of wrong labels that dpo and robust assume",
     )
     margin: Annotated[
         float,
@@ -158,10 +175,14 @@ class PairLossConfig(Config):
         description="ipo on the mean log ratio of a response's tokens instead of their sum",
     )
     likelihood_weight: float | None = Field(
-        default=None, ge=0, description="of the chosen responses; unset: 1 for orpo, else 0"
+        default=None,
+        ge=0,
+        description="of the chosen responses; unset: 1 for orpo, else 0",
     )
     micro_batch_tokens: int = Field(
-        default=2048, ge=8, description="padded size of a micro-batch; unset on a GPU: up to 8192"
+        default=2048,
+        ge=8,
+        description="padded size of a micro-batch; unset on a GPU: up to 8192",
     )
 
     @property
@@ -201,11 +222,15 @@ class KTOConfig(ReferencedConfig):
 
     beta: float = Field(default=0.1, gt=0, description="strength of the KL constraint")
     desirable_weight: float | None = Field(
-        default=None, gt=0, description="λ_D; unset: both classes weigh alike, at least 1"
+        default=None,
+        gt=0,
+        description="λ_D; unset: both classes weigh alike, at least 1",
     )
     undesirable_weight: float | None = Field(default=None, gt=0, description="λ_U; unset: likewise")
     prompts_per_update: int = Field(
-        default=16, ge=2, description="z0 is estimated over all their responses"
+        default=16,
+        ge=2,
+        description="z0 is estimated over all their responses",
     )
 
     def weights(self, num_desirable: int, num_undesirable: int) -> dict[str, float]:
@@ -224,14 +249,16 @@ class KTOConfig(ReferencedConfig):
 class SFTSection(TimedSection, SFTConfig):
     record: ClassVar[type] = Demonstration
     lora: Lora = Field(
-        default=LoraConfig(), description="the adapter that learns; false trains the whole model"
+        default=LoraConfig(),
+        description="the adapter that learns; false trains the whole model",
     )
 
 
 class ProcessSection(TimedSection, ProcessRewardConfig):
     record: ClassVar[type] = StepLabels
     lora: Lora = Field(
-        default=LoraConfig(), description="the adapter that learns; false trains the whole model"
+        default=LoraConfig(),
+        description="the adapter that learns; false trains the whole model",
     )
 
     @property

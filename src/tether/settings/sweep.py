@@ -34,7 +34,10 @@ def _pairs(table: Mapping[str, object]) -> Iterator[tuple[str, JsonValue]]:
 
 
 def sweep_faults(
-    table: Mapping[str, object], missing: Collection[str], *, timed: bool = False
+    table: Mapping[str, object],
+    missing: Collection[str],
+    *,
+    timed: bool = False,
 ) -> Iterator[str]:
     """Sentences about keys that cannot be swept, and about values that are no list of them.
 
@@ -119,7 +122,7 @@ def sweep_overrides(words: Sequence[str]) -> list[str]:
         if not all(values):
             raise ConfigError(
                 f"{word!r} has an empty value: give values with commas between them, such as "
-                f"{key or 'ppo.kl.coefficient'}=0,0.05"
+                f"{key or 'ppo.kl.coefficient'}=0,0.05",
             )
         keys.append(key.strip().lstrip("-"))
         if keys.count(keys[-1]) > 1:

@@ -40,7 +40,7 @@ def advice(table: Advice, word: str, places: Sequence[str] = ()) -> str:
     }
     general = [text for text in homes if text == texts.get("")]
     return "; ".join(
-        general + [f"in {', '.join(homes[text])}: {text}" for text in homes if text not in general]
+        general + [f"in {', '.join(homes[text])}: {text}" for text in homes if text not in general],
     )
 
 

@@ -15,7 +15,7 @@ from tether.settings.config import Config
 from tether.settings.synonyms import alike
 
 DETECTOR_ROWS = tomllib.loads(
-    Path(__file__).with_name("detectors.toml").read_text(encoding="utf-8")
+    Path(__file__).with_name("detectors.toml").read_text(encoding="utf-8"),
 )
 """By the name of a detector: its threshold, message and advice."""
 
@@ -24,10 +24,14 @@ class WatchConfig(Config):
     """Settings of a watch: the steps that it compares, and how sure it must be."""
 
     baseline: int = Field(
-        default=3, ge=1, description="first steps that everything later is compared with"
+        default=3,
+        ge=1,
+        description="first steps that everything later is compared with",
     )
     window: int = Field(
-        default=3, ge=3, description="last steps that are judged together, by their median"
+        default=3,
+        ge=3,
+        description="last steps that are judged together, by their median",
     )
     min_texts: int = Field(
         default=24,
@@ -35,13 +39,19 @@ class WatchConfig(Config):
         description="texts in a window, which grows to hold them; also in the baseline",
     )
     confidence: float = Field(
-        default=3.0, gt=0, description="standard errors by which a measure on texts must differ"
+        default=3.0,
+        gt=0,
+        description="standard errors by which a measure on texts must differ",
     )
     release: float = Field(
-        default=0.8, gt=0, le=1, description="an episode ends below this share of the threshold"
+        default=0.8,
+        gt=0,
+        le=1,
+        description="an episode ends below this share of the threshold",
     )
     thresholds: dict[str, float] = Field(
-        default={}, description="thresholds other than a detector's own, by its name"
+        default={},
+        description="thresholds other than a detector's own, by its name",
     )
     silent: tuple[str, ...] = Field(default=(), description="detectors that are left out")
     num_evidence: int = Field(default=3, ge=0, description="texts shown with an alarm")
@@ -56,7 +66,7 @@ class WatchConfig(Config):
             if isinstance(values, dict) and not 0 < values[name] < math.inf:
                 raise ValueError(
                     f"the threshold of {name} must be above 0 and finite; to leave "
-                    "it out name it in `silent`"
+                    "it out name it in `silent`",
                 )
         return values
 
@@ -67,7 +77,8 @@ class WatchSection(WatchConfig):
     """
 
     act: dict[str, Literal["stop", "raise_kl"]] = Field(
-        default={}, description="by detector: end the training, or double the KL coefficient"
+        default={},
+        description="by detector: end the training, or double the KL coefficient",
     )
 
     def faults(self) -> Iterator[str]:

@@ -44,7 +44,9 @@ class ServersConfig(Config):
         description="seconds without an answer after which another server is asked",
     )
     start_seconds: float = Field(
-        default=600.0, gt=0, description="seconds that a server may take to start"
+        default=600.0,
+        gt=0,
+        description="seconds that a server may take to start",
     )
     restarts: int = Field(
         default=5,
@@ -72,7 +74,7 @@ class ServersConfig(Config):
 On = Annotated[
     str,
     StringConstraints(
-        pattern=r"^(local|ray(://\S+)?|slurm(:[\w-]+=[\w.:/@%*+-]+(,[\w-]+=[\w.:/@%*+-]+)*)?)$"
+        pattern=r"^(local|ray(://\S+)?|slurm(:[\w-]+=[\w.:/@%*+-]+(,[\w-]+=[\w.:/@%*+-]+)*)?)$",
     ),
 ]
 """local; ray: the cluster of this machine; ray://HOST:PORT: all of the run on another; slurm: as a

@@ -75,7 +75,12 @@ class BestOfN:
         """One round: sample, score, select, measure, imitate."""
         clock = Clock()
         rollouts, scores = sample_and_score(
-            self.engine, self.reward, self.config, prompts, self.ordinals(number), clock
+            self.engine,
+            self.reward,
+            self.config,
+            prompts,
+            self.ordinals(number),
+            clock,
         )
         selected = self.select(rollouts, scores)
         metrics = self.measure(rollouts, scores, selected)
@@ -109,7 +114,10 @@ class BestOfN:
         ]
 
     def measure(
-        self, rollouts: Sequence[Rollout], scores: Sequence[Score], selected: Sequence[int]
+        self,
+        rollouts: Sequence[Rollout],
+        scores: Sequence[Score],
+        selected: Sequence[int],
     ) -> dict[str, float]:
         """Metrics of all samples and of those selected. KL is the sum over a response, averaged
         over all responses, in nats.
@@ -127,7 +135,7 @@ class BestOfN:
             "policy/entropy": -sum(policy) / sum(s.num_trained for s in sequences),
             "kept/responses": float(len(selected)),
             "kept/prompts_without": float(
-                len(rollouts) // size - len({i // size for i in selected})
+                len(rollouts) // size - len({i // size for i in selected}),
             ),
         }
         if selected:
@@ -179,11 +187,16 @@ class BestOfN:
             logprobs = batch.scatter(self.policy.logprobs(batch, self.config.temperature)[0])
             weighted = logprobs if by_token else logprobs / batch.mask.sum(-1, keepdim=True)
             return negative_log_likelihood(
-                weighted, batch.mask, denominator=denominator
+                weighted,
+                batch.mask,
+                denominator=denominator,
             ), logprobs.new_zeros(0)
 
         batches = batches_for(
-            self.policy, sequences, self.encoder.pad_id, self.config.micro_batch_tokens
+            self.policy,
+            sequences,
+            self.encoder.pad_id,
+            self.config.micro_batch_tokens,
         )
         update = Update((batch for _, batch in batches), loss)
         return accumulate(update, self.ranks, self.learner)[0]
@@ -192,5 +205,9 @@ class BestOfN:
         """Log-probability of each whole response."""
         config = self.config
         return whole_logprobs(
-            role, sequences, self.encoder.pad_id, config.micro_batch_tokens, config.temperature
+            role,
+            sequences,
+            self.encoder.pad_id,
+            config.micro_batch_tokens,
+            config.temperature,
         ).tolist()

@@ -40,7 +40,7 @@ class PairLoss:
         if (likelihoods.reference is None) == config.needs_reference:
             raise ValueError(
                 f"loss {config.loss!r} "
-                f"{'needs a' if config.needs_reference else 'takes no'} reference"
+                f"{'needs a' if config.needs_reference else 'takes no'} reference",
             )
         self.config, self.likelihoods = config, likelihoods
 
@@ -60,32 +60,44 @@ class PairLoss:
         # exchanged.
         better, worse = pairs.chosen + pairs.rejected, pairs.rejected + pairs.chosen
         labels = torch.tensor(
-            [*pairs.probability, *(1.0 - p for p in pairs.probability)], dtype=rewards.dtype
+            [*pairs.probability, *(1.0 - p for p in pairs.probability)],
+            dtype=rewards.dtype,
         )
         weights, sides = (
             to_device(labels, rewards.device),
             to_device(torch.tensor([better, worse]), rewards.device),
         )
         loss = self._compare(
-            *(rewards[side] for side in sides), weights=weights, denominator=num_pairs
+            *(rewards[side] for side in sides),
+            weights=weights,
+            denominator=num_pairs,
         )
         if config.likelihood:
             # Each preferred response counts once a pair, by the mean over its tokens, as ORPO and
             # RPO have it.
             per_token = (logprobs / lengths[:, None])[sides[0]] * weights[:, None]
             loss = loss + config.likelihood * losses.negative_log_likelihood(
-                per_token, mask[sides[0]], denominator=num_pairs
+                per_token,
+                mask[sides[0]],
+                denominator=num_pairs,
             )
         return loss, config.strength * rewards.detach()
 
     def _compare(
-        self, better: Tensor, worse: Tensor, *, weights: Tensor, denominator: int
+        self,
+        better: Tensor,
+        worse: Tensor,
+        *,
+        weights: Tensor,
+        denominator: int,
     ) -> Tensor:
         config, beta = self.config, self.config.strength
         compared: dict[str, Callable[..., Tensor]] = {
             "dpo": partial(losses.dpo_loss, beta=beta, label_smoothing=config.label_smoothing),
             "robust": partial(
-                losses.robust_dpo_loss, beta=beta, label_smoothing=config.label_smoothing
+                losses.robust_dpo_loss,
+                beta=beta,
+                label_smoothing=config.label_smoothing,
             ),
             "ipo": partial(losses.ipo_loss, beta=beta),
             "simpo": partial(losses.simpo_loss, beta=beta, margin=config.margin),
@@ -154,12 +166,18 @@ class Direct:
             for _ in ranking.chosen
         ]
         accuracy = pairwise_accuracy(
-            leads, [0.0] * len(leads), groups, probabilities=labels
+            leads,
+            [0.0] * len(leads),
+            groups,
+            probabilities=labels,
         ).as_dict()
         return {"loss": loss, "accuracy": accuracy, "margin_mean": statistics.fmean(leads)}
 
     def train(
-        self, comparisons: Sequence[Comparison], run: RunDirectory, progress: Progress | None = None
+        self,
+        comparisons: Sequence[Comparison],
+        run: RunDirectory,
+        progress: Progress | None = None,
     ) -> Json:
         """Train, or go on training, in `run`; returns the summary.
 
@@ -178,16 +196,25 @@ class Direct:
         return {**self.fit(split, run, progress), "skipped": split.skipped}
 
     def fit(
-        self, split: Split[Ranking], run: RunDirectory, progress: Progress | None = None
+        self,
+        split: Split[Ranking],
+        run: RunDirectory,
+        progress: Progress | None = None,
     ) -> Json:
         """The same on pairs of token ids."""
         start, config = time.perf_counter(), self.config
         self.likelihoods.begin(
-            sequences_of((*split.train, *split.test)), run.path / "reference.safetensors"
+            sequences_of((*split.train, *split.test)),
+            run.path / "reference.safetensors",
         )
         plan = plan_updates(len(split.train), config.prompts_per_update, config.epochs, config.seed)
         loop = SupervisedLoop(
-            objective=self, split=split, plan=plan, config=config, run=run, progress=progress
+            objective=self,
+            split=split,
+            plan=plan,
+            config=config,
+            run=run,
+            progress=progress,
         ).train()
         return {
             **heldout(self, split.test),
@@ -199,7 +226,8 @@ class Direct:
 
 
 def leads_of(
-    micros: Iterable[list[Ranking]], rewards: Sequence[Sequence[float]]
+    micros: Iterable[list[Ranking]],
+    rewards: Sequence[Sequence[float]],
 ) -> tuple[list[float], list[float]]:
     """By how much each pair's chosen response is ahead, and its label."""
     pairs, values = pairs_of(list(chain(*micros))), torch.tensor(list(chain(*rewards)))

@@ -48,7 +48,7 @@ class FrozenStates:
         if not role.common_depth:
             raise ConfigError(
                 f"{OPTION} keeps what the layers below the first adapter compute, and there are "
-                f"none. Set lora.last_layers, or leave {OPTION} out"
+                f"none. Set lora.last_layers, or leave {OPTION} out",
             )
         dim, total = role.causal_model.config.get_text_config().hidden_size, sum(map(len, distinct))
         needed = total * dim * dtype.itemsize / 1e9
@@ -59,7 +59,7 @@ class FrozenStates:
             logging.getLogger(__name__).warning(
                 f"{OPTION} = {gigabytes:g} is too little: the states of {len(distinct):,} "
                 f"responses, {total:,} tokens, take {needed:.2f} GB. None is kept, and each epoch "
-                "computes them anew"
+                "computes them anew",
             )
             return
         self.gigabytes = needed

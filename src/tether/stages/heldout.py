@@ -52,7 +52,7 @@ def held_out_split(prompts: Sequence[Prompt], count: int) -> tuple[list[Prompt],
     if len(order) <= count:
         raise DataError(
             f"of {len(order)} different prompts {count} cannot be held out with some left to "
-            "train on. Set evaluate.prompts lower, or give more prompts"
+            "train on. Set evaluate.prompts lower, or give more prompts",
         )
     held_out = set(order[:count])
     return [p for p in prompts if p.messages not in held_out], [
@@ -183,12 +183,12 @@ class HeldOut:
         key = f"evaluate.keep_by = {self.config.keep_by!r}"
         if evaluator not in records:
             raise ConfigError(
-                f"{key}: nothing measures {evaluator} here. Measured are: {', '.join(records)}"
+                f"{key}: nothing measures {evaluator} here. Measured are: {', '.join(records)}",
             )
         measured = columns if evaluator in COLUMNS else records[evaluator]["figures"]
         if figure not in measured and without_none(columns["score"]):
             raise ConfigError(
-                f"{key}: {evaluator} has no figure {figure!r}. Figures: {', '.join(measured)}"
+                f"{key}: {evaluator} has no figure {figure!r}. Figures: {', '.join(measured)}",
             )
 
     def _choice(self, measured: Measured) -> dict[int, dict[str, Scores]]:
@@ -257,7 +257,9 @@ class HeldOut:
     def fallen(self, last: int) -> bool:
         """True if training, which is to have `last` steps, should end now."""
         return self.config.stop and has_fallen(
-            self.run.held_out(), self.groups, -(-last // self.config.every)
+            self.run.held_out(),
+            self.groups,
+            -(-last // self.config.every),
         )
 
     def restore(self) -> None:
@@ -268,7 +270,7 @@ class HeldOut:
         if best_step(self._choice(self.run.held_out())) is None:
             _log.warning(
                 "evaluate.keep = 'best': no held-out answer got a score at any step, so the last "
-                "weights are kept. Mend the judge"
+                "weights are kept. Mend the judge",
             )
             return
         best = self.run.path / "best" / f"step-{self.kept:06d}"

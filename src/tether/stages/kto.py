@@ -99,7 +99,9 @@ class KTO:
             return {**means, "kl_baseline": baseline, "mismatched": num_mismatched}
 
         return Update(
-            micros, partial(self.loss, baseline=baseline, num_responses=num_responses), metrics
+            micros,
+            partial(self.loss, baseline=baseline, num_responses=num_responses),
+            metrics,
         )
 
     @property
@@ -124,7 +126,10 @@ class KTO:
         return max(0.0, total / max(1.0, float(counts.sum()))), int(counts.sum())
 
     def loss(
-        self, judged: Sequence[JudgedPrompt], baseline: float, num_responses: int
+        self,
+        judged: Sequence[JudgedPrompt],
+        baseline: float,
+        num_responses: int,
     ) -> tuple[Tensor, Tensor]:
         """The loss of these prompts' responses over `num_responses`, and the reward beta × log
         ratio of each.
@@ -148,7 +153,10 @@ class KTO:
         return measure(self.update(judged), self.ranks)
 
     def train(
-        self, rows: Sequence[Feedback], run: RunDirectory, progress: Progress | None = None
+        self,
+        rows: Sequence[Feedback],
+        run: RunDirectory,
+        progress: Progress | None = None,
     ) -> Json:
         """Train, or go on training, in `run`; returns the summary.
 
@@ -166,7 +174,7 @@ class KTO:
             config.seed,
         )
         plan = _without_lone_prompts(
-            plan_updates(len(split.train), config.prompts_per_update, config.epochs, config.seed)
+            plan_updates(len(split.train), config.prompts_per_update, config.epochs, config.seed),
         )
         self.likelihoods.begin(self._responses(split, plan), run.path / "reference.safetensors")
         balance = self._settle_weights(split.train)
@@ -189,7 +197,9 @@ class KTO:
         }
 
     def _responses(
-        self, split: Split[JudgedPrompt], plan: Sequence[Sequence[int]]
+        self,
+        split: Split[JudgedPrompt],
+        plan: Sequence[Sequence[int]],
     ) -> Iterator[Encoded]:
         """All responses whose reference log-probabilities training and evaluation need."""
         yield from sequences_of((*split.train, *split.test))

@@ -122,21 +122,31 @@ class OnlineDirect:
         """
         clock, config = Clock(), self.config
         rollouts, scores = sample_and_score(
-            self.engine, self.reward, config, prompts, self.ordinals(number), clock
+            self.engine,
+            self.reward,
+            config,
+            prompts,
+            self.ordinals(number),
+            clock,
         )
         penalty = config.missing_stop_penalty
         pairs, skipped = best_and_worst(
-            rollouts, scores, config.samples_per_prompt, missing_stop_penalty=penalty
+            rollouts,
+            scores,
+            config.samples_per_prompt,
+            missing_stop_penalty=penalty,
         )
         metrics = self.update(
-            [pair.ranking(self.encoder, str(place)) for place, pair in enumerate(pairs)]
+            [pair.ranking(self.encoder, str(place)) for place, pair in enumerate(pairs)],
         )
         metrics |= {
             "pairs/used": len(pairs),
             **{f"pairs/{reason}": count for reason, count in skipped.items()},
         }
         return Step(metrics | sample_metrics(rollouts, scores), rollouts, scores).hand_over(
-            self.engine, number, clock
+            self.engine,
+            number,
+            clock,
         )
 
     def ordinals(self, number: int) -> range:
@@ -147,7 +157,7 @@ class OnlineDirect:
             "pairs": {
                 key: sum(row[f"pairs/{key}"] for row in history)
                 for key in ("used", "tied", "failed")
-            }
+            },
         }
 
     def update(self, rankings: list[Ranking]) -> dict[str, float]:

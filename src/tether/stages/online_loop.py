@@ -100,7 +100,7 @@ def train(
                 or stage.stopped
                 or (ended is not None and ended())
                 or limit.over()
-            )
+            ),
         )
 
     with (
@@ -147,7 +147,11 @@ def train(
 
 
 def _record(
-    stage: SamplingStage, run: RunDirectory, number: int, step: Step, monitor: Monitor | None
+    stage: SamplingStage,
+    run: RunDirectory,
+    number: int,
+    step: Step,
+    monitor: Monitor | None,
 ) -> None:
     """Write down a step: its alarms and metrics, a few of its texts, and the numbers of a few of
     their tokens.
@@ -221,7 +225,10 @@ def _save(
 
 
 def _resume(
-    stage: SamplingStage, run: RunDirectory, checkpoints: Checkpoints, monitor: Monitor | None
+    stage: SamplingStage,
+    run: RunDirectory,
+    checkpoints: Checkpoints,
+    monitor: Monitor | None,
 ) -> int:
     """The newest checkpoint in place; the number of steps that were made."""
     checkpoint = checkpoints.latest(stage.learner.parameters)

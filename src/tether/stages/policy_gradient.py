@@ -107,7 +107,11 @@ class PolicyGradient:
         updates = config.steps * config.epochs * config.minibatches
         optimizer = config.optimizer_for(policy.adapter)
         self.learner = LocalLearner(
-            list(learned), optimizer, updates, config.ema_decay, ranks=self.ranks
+            list(learned),
+            optimizer,
+            updates,
+            config.ema_decay,
+            ranks=self.ranks,
         )
         for role in self.roles:
             role.train_mode(False)
@@ -153,7 +157,10 @@ class PolicyGradient:
         return metrics
 
     def sample(
-        self, prompts: Sequence[Prompt], number: int, clock: Clock
+        self,
+        prompts: Sequence[Prompt],
+        number: int,
+        clock: Clock,
     ) -> tuple[list[Rollout], list[Score], dict[str, float]]:
         """Responses, scores and metrics; with `filter_groups` of prompts that teach something, from
         as many batches as needed.
@@ -165,7 +172,12 @@ class PolicyGradient:
         for start in range(0, len(prompts), size):
             places = self.ordinals(number)[start:]
             rollouts, scores = sample_and_score(
-                self.engine, self.reward, config, prompts[start : start + size], places, clock
+                self.engine,
+                self.reward,
+                config,
+                prompts[start : start + size],
+                places,
+                clock,
             )
             pairs, useless = list(zip(rollouts, scores, strict=True)), silent(config, scores)
             num_silent, drawn = num_silent + sum(useless), drawn + pairs
@@ -195,7 +207,10 @@ class PolicyGradient:
         return range(first, first + self.config.prompts_per_step * (1 + self.config.refill))
 
     def gather(
-        self, rollouts: Sequence[Rollout], scores: Sequence[Score], number: int
+        self,
+        rollouts: Sequence[Rollout],
+        scores: Sequence[Score],
+        number: int,
     ) -> Experience:
         """The rollouts dealt to minibatches, and cut into micro-batches.
 
@@ -210,7 +225,10 @@ class PolicyGradient:
             )
             taught = [False] * len(taught)
         minibatches = deal(
-            taught, config.samples_per_prompt, config.minibatches, f"{config.seed}/{number}"
+            taught,
+            config.samples_per_prompt,
+            config.minibatches,
+            f"{config.seed}/{number}",
         )
         return self.cut(rollouts, scores, minibatches=minibatches, taught=taught)
 
@@ -259,7 +277,9 @@ class PolicyGradient:
                 flat["logprobs"], flat["entropy"], flat["values"] = self.forward(batch, common)
             if reference is not None:
                 flat["reference_logprobs"] = reference.logprobs(
-                    batch, self.config.temperature, common
+                    batch,
+                    self.config.temperature,
+                    common,
                 )[0]
             for name, values in flat.items():
                 if values is not None:
@@ -267,7 +287,9 @@ class PolicyGradient:
         experience.complete()
         experience.seen.fill_(not self.old_from_update)
         experience.compared.index_fill_(
-            0, to_device(torch.tensor(part), experience.compared.device), self.reference is not None
+            0,
+            to_device(torch.tensor(part), experience.compared.device),
+            self.reference is not None,
         )
         if reference is None and self.reference is not None:
             self._compare(self.reference, experience, part)
@@ -275,7 +297,8 @@ class PolicyGradient:
     def _compare(self, reference: Role, experience: Experience, places: Sequence[int]) -> None:
         """The reference's log-probabilities of some of the rollouts."""
         some = self.cut(
-            [experience.rollouts[i] for i in places], [experience.scores[i] for i in places]
+            [experience.rollouts[i] for i in places],
+            [experience.scores[i] for i in places],
         )
         for number in self.ranks.in_step(some.own, spare=0):
             batch = some.batches[number]
@@ -288,7 +311,9 @@ class PolicyGradient:
         experience.reference_logprobs[places, : some.drawn.shape[1]] = some.reference_logprobs
 
     def forward(
-        self, batch: TokenBatch, common: Tensor | None = None
+        self,
+        batch: TokenBatch,
+        common: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Policy log-probabilities, entropies and values (None without a critic) of the counted
         tokens, each (N,).
@@ -301,7 +326,8 @@ class PolicyGradient:
             states = hidden if self.config.value_trains_trunk else hidden.detach()
         else:
             states = self.value.hidden(
-                batch, common if self.value.model is self.policy.model else None
+                batch,
+                common if self.value.model is self.policy.model else None,
             )
         return logprobs, entropy, self.value.values_of(states, batch)
 
@@ -316,7 +342,11 @@ class PolicyGradient:
         config, mask = self.config, experience.mask
         if config.critic:
             advantages, returns = gae(
-                experience.rewards, experience.values, mask, config.gamma, config.lam
+                experience.rewards,
+                experience.values,
+                mask,
+                config.gamma,
+                config.lam,
             )
         else:
             advantages = returns = returns_to_go(experience.rewards, mask, config.gamma)
@@ -368,7 +398,8 @@ class PolicyGradient:
             ):
                 break
             measured = experience.measure(
-                part, partial(self.accumulate, experience, denominator=tokens[part])
+                part,
+                partial(self.accumulate, experience, denominator=tokens[part]),
             )
             high = max(s.pop("policy/ratio_max") for s in measured)
             low = min(s.pop("policy/ratio_min") for s in measured)
@@ -386,7 +417,7 @@ class PolicyGradient:
         if first_deviation > 0.2:
             raise TrainingError(
                 f"before any update the ratio is off by {first_deviation:.3f}: old and new "
-                "log-probabilities disagree"
+                "log-probabilities disagree",
             )
         return {
             **{key: value / updates for key, value in totals.items()},
@@ -409,7 +440,7 @@ class PolicyGradient:
             batch = experience.batches[index]
             logprobs = batch.scatter(self.forward(batch, experience.common[index])[0])
             return float(
-                surrogate(self.config, logprobs, experience, index, denominator)[1].approximate_kl
+                surrogate(self.config, logprobs, experience, index, denominator)[1].approximate_kl,
             )
 
         return sum(experience.each(part, approximate_kl))
@@ -446,7 +477,9 @@ class PolicyGradient:
             stats |= {"value/loss": critic.detach(), "value/clip_fraction": clipped}
         if config.entropy_coefficient:
             loss = loss - config.entropy_coefficient * losses.entropy_bonus(
-                entropy, mask, denominator=denominator
+                entropy,
+                mask,
+                denominator=denominator,
             )
         self.learner.backward(loss)
         measured = {f"policy/{name}": value for name, value in diagnostics._asdict().items()}
@@ -462,7 +495,12 @@ class PolicyGradient:
         if kl.mode == "adaptive":
             before, bounds = self.kl_coefficient, self.kl_bounds
             self.kl_coefficient = divergences.adapt_kl_coefficient(
-                before, observed, kl.target, kl.horizon, num_responses, bounds=bounds
+                before,
+                observed,
+                kl.target,
+                kl.horizon,
+                num_responses,
+                bounds=bounds,
             )
             if self.kl_coefficient in bounds and before not in bounds:
                 _log.warning(BOUND_REACHED, self.kl_coefficient, observed, kl.target)

@@ -38,7 +38,12 @@ class ProcessRewardModeling:
     dropout = True
 
     def __init__(
-        self, config: ProcessRewardConfig, role: Role, encoder: ChatEncoder, *, ranks: Ranks = ALONE
+        self,
+        config: ProcessRewardConfig,
+        role: Role,
+        encoder: ChatEncoder,
+        *,
+        ranks: Ranks = ALONE,
     ) -> None:
         if role.head is None or role.head.outputs != config.outputs:
             raise ValueError(f"the role needs a head of {config.outputs} outputs")
@@ -46,7 +51,11 @@ class ProcessRewardModeling:
         self.ranks = ranks
         columns = config.label_column, config.problem_column
         self.encoder = StepEncoder(
-            encoder, config.delimiters, config.target, config.classes, *columns
+            encoder,
+            config.delimiters,
+            config.target,
+            config.classes,
+            *columns,
         )
 
     def update(self, solutions: Sequence[Solution]) -> Update[list[Solution]]:
@@ -88,14 +97,20 @@ class ProcessRewardModeling:
         prefixes = [self.encoder.prefix(s, k + 1) for s in solutions for k in s.judged]
         values = torch.zeros(len(prefixes), dtype=torch.float64)
         for cut, batch in batches_for(
-            self.role, prefixes, self.encoder.encoder.pad_id, self.config.micro_batch_tokens
+            self.role,
+            prefixes,
+            self.encoder.encoder.pad_id,
+            self.config.micro_batch_tokens,
         ):
             values[cut] = right_probabilities(self.role.scores(batch)).double().cpu()
         probabilities = iter(values.tolist())
         return [[next(probabilities) for _ in s.judged] for s in solutions]
 
     def report(
-        self, solutions: Sequence[Solution], calibration: Sequence[Solution], run: RunDirectory
+        self,
+        solutions: Sequence[Solution],
+        calibration: Sequence[Solution],
+        run: RunDirectory,
     ) -> Json:
         """Step F1 and first-error F1 with their intervals, of the model and of chance; see
         `compare_with_chance`.
@@ -127,7 +142,10 @@ class ProcessRewardModeling:
         )
 
     def train(
-        self, rows: Sequence[StepLabels], run: RunDirectory, progress: Progress | None = None
+        self,
+        rows: Sequence[StepLabels],
+        run: RunDirectory,
+        progress: Progress | None = None,
     ) -> Json:
         """Train, or go on training, in `run`; returns the summary with the evaluation on held-out
         problems.
@@ -158,21 +176,25 @@ class ProcessRewardModeling:
         }
 
     def prepare(
-        self, rows: Sequence[StepLabels]
+        self,
+        rows: Sequence[StepLabels],
     ) -> tuple[list[Solution], list[Solution], list[Solution], dict[str, int]]:
         """Solutions to train on, to calibrate on and to report on, no problem in two of them, and
         why others were left out.
         """
         config = self.config
         solutions, skipped = encode_solutions(
-            rows, self.encoder, config.max_length, "process.max_length"
+            rows,
+            self.encoder,
+            config.max_length,
+            "process.max_length",
         )
         rest, test = split_by_group(solutions, config.heldout_fraction, config.seed)
         train, calibration = split_by_group(rest, config.calibration_fraction, config.seed + 1)
         if not train:
             raise DataError(
                 f"none of {len(rows)} solutions can be used for training: "
-                f"{skipped or 'there are none'}"
+                f"{skipped or 'there are none'}",
             )
         warn_without_held_out(len(test), config.heldout_fraction, "solutions")
         return train, calibration, test, skipped
@@ -180,7 +202,7 @@ class ProcessRewardModeling:
     def _logits(self, solutions: Sequence[Solution]) -> Tensor:
         """The head's numbers at each step's last token, solution by solution."""
         batch = make_batch([s.sequence for s in solutions], self.encoder.encoder.pad_id).to(
-            self.role.device
+            self.role.device,
         )
         return self.head(self.role.hidden(batch)[step_states(batch, [s.ends for s in solutions])])
 
@@ -203,7 +225,8 @@ class ProcessRewardModeling:
         labelled = torch.tensor([target is not None for target in flat], device=self.role.device)
         targets = torch.tensor([target or 0.0 for target in flat], device=self.role.device)
         return targets if self.config.classes == 2 else one_hot(
-            targets.long(), self.config.classes
+            targets.long(),
+            self.config.classes,
         ).float(), labelled
 
     def _agree(self, logits: Tensor, targets: Tensor) -> Tensor:

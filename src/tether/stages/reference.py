@@ -77,7 +77,11 @@ class Likelihoods:
             values = _read(path, key)
         else:
             values = whole_logprobs(
-                role, distinct, self.encoder.pad_id, self.micro_batch_tokens, self.temperature
+                role,
+                distinct,
+                self.encoder.pad_id,
+                self.micro_batch_tokens,
+                self.temperature,
             )
             with whole_file(path) as temporary:
                 save_file({"logprobs": values}, temporary, metadata={MADE_OF: json.dumps(key)})
@@ -104,10 +108,10 @@ class Likelihoods:
         if role and role.model is self.policy.model and role.adapter == self.policy.adapter:
             raise ValueError(
                 "the reference is the policy itself, which will change: precompute, "
-                "or give it weights of its own"
+                "or give it weights of its own",
             )
         batch = make_batch(sequences, self.encoder.pad_id, document_tokens=self.document_tokens).to(
-            self.policy.device
+            self.policy.device,
         )
         common = self.policy.common(batch) if role and role.model is self.policy.model else None
         logprobs = batch.scatter(self.policy.logprobs(batch, self.temperature, common)[0])
@@ -147,7 +151,10 @@ def whole_logprobs(
 
 @torch.no_grad()
 def _summed(
-    role: Role, batch: TokenBatch, temperature: float, common: Tensor | None = None
+    role: Role,
+    batch: TokenBatch,
+    temperature: float,
+    common: Tensor | None = None,
 ) -> Tensor:
     return batch.scatter(role.logprobs(batch, temperature, common)[0]).sum(-1)
 
@@ -186,6 +193,6 @@ def _read(path: Path, key: Mapping[str, str]) -> Tensor:
             raise RunError(
                 f"{path} holds the reference's log-probabilities for another "
                 f"{' and another '.join(changed)}. "
-                "Delete that file to have them computed again, or take another run directory."
+                "Delete that file to have them computed again, or take another run directory.",
             )
         return file.get_tensor("logprobs")

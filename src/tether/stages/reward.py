@@ -101,7 +101,7 @@ class RewardModeling:
             total = self._ranking_loss(chosen, rejected, pairs, num_pairs)
             if slopes:
                 total = total + _gradient_alone(
-                    (heads * torch.stack([slopes[s.ids] for s in sequences])).sum()
+                    (heads * torch.stack([slopes[s.ids] for s in sequences])).sum(),
                 )
             return total, chosen - rejected
 
@@ -117,7 +117,11 @@ class RewardModeling:
         return Update([*micros, []] if weight else micros, loss, metrics)
 
     def _ranking_loss(
-        self, chosen: Tensor, rejected: Tensor, pairs: Pairs, num_pairs: int
+        self,
+        chosen: Tensor,
+        rejected: Tensor,
+        pairs: Pairs,
+        num_pairs: int,
     ) -> Tensor:
         config, numbers = (
             self.config,
@@ -129,7 +133,11 @@ class RewardModeling:
         )
         margin = given_margin if config.use_margin else None
         loss = bradley_terry_loss(
-            chosen, rejected, probability=labels, margin=margin, denominator=num_pairs
+            chosen,
+            rejected,
+            probability=labels,
+            margin=margin,
+            denominator=num_pairs,
         )
         return (
             loss + config.centering * centering_penalty(chosen, rejected, denominator=num_pairs)
@@ -151,7 +159,9 @@ class RewardModeling:
         scores = heads.double().requires_grad_(True)
         lengths = scores.new_tensor([s.num_trained for s in sequences])
         loss = self.config.disentangle_length * length_disentangling_loss(
-            scores[:, 0], scores[:, 1], lengths
+            scores[:, 0],
+            scores[:, 1],
+            lengths,
         )
         (slopes,) = torch.autograd.grad(loss, scores)
         # equal texts weigh alike
@@ -168,7 +178,7 @@ class RewardModeling:
         scored: dict[tuple[int, ...], float] = {}
         for sequences in map(sequences_of, self.micro_batches(rankings)):
             scored.update(
-                zip((s.ids for s in sequences), self.heads(sequences)[:, 0].tolist(), strict=True)
+                zip((s.ids for s in sequences), self.heads(sequences)[:, 0].tolist(), strict=True),
             )
         return [[scored[s.ids] for s in ranking.sequences] for ranking in rankings]
 
@@ -194,21 +204,28 @@ class RewardModeling:
                 math.log1p(math.exp(-abs(d))) + max(0.0, -d) + (1 - p) * d for d, p in leads
             ),
             "accuracy": pairwise_accuracy(
-                chosen, rejected, pairs.groups, probabilities=pairs.probability
+                chosen,
+                rejected,
+                pairs.groups,
+                probabilities=pairs.probability,
             ).as_dict(),
             "ties": num_ties,
             "margin_mean": statistics.fmean(d for d, _ in leads),
             "calibration_error": expected_calibration_error(confidence, right),
             "reliability": reliability_curve(confidence, right),
             "length_correlation": correlation(
-                scores, [s.num_trained for s in sequences_of(rankings)]
+                scores,
+                [s.num_trained for s in sequences_of(rankings)],
             ),
             "score_mean": statistics.fmean(scores),
             "score_std": statistics.pstdev(scores),
         }
 
     def train(
-        self, comparisons: Sequence[Comparison], run: RunDirectory, progress: Progress | None = None
+        self,
+        comparisons: Sequence[Comparison],
+        run: RunDirectory,
+        progress: Progress | None = None,
     ) -> Json:
         """Train, or go on training, in `run`; returns the summary with the evaluation on held-out
         prompts.
@@ -222,11 +239,18 @@ class RewardModeling:
         """Comparisons encoded and parted by prompt; the same for every order of training."""
         rows = by_votes(comparisons) if self.config.labels == "votes" else comparisons
         return prepare(
-            rows, self.rankings, self.config.heldout_fraction, self.config.seed, "comparisons"
+            rows,
+            self.rankings,
+            self.config.heldout_fraction,
+            self.config.seed,
+            "comparisons",
         )
 
     def fit(
-        self, split: Split[Ranking], run: RunDirectory, progress: Progress | None = None
+        self,
+        split: Split[Ranking],
+        run: RunDirectory,
+        progress: Progress | None = None,
     ) -> Json:
         """`train` on rows that are already encoded."""
         start, train = time.perf_counter(), split.train
@@ -235,10 +259,19 @@ class RewardModeling:
         if config.keep_states_gb and self.frozen is None:
             budget, gigabytes = config.micro_batch_tokens, config.keep_states_gb
             self.frozen = FrozenStates(
-                self.role, sequences_of(train), self.encoder.pad_id, budget, gigabytes
+                self.role,
+                sequences_of(train),
+                self.encoder.pad_id,
+                budget,
+                gigabytes,
             )
         loop = SupervisedLoop(
-            objective=self, split=split, plan=plan, config=config, run=run, progress=progress
+            objective=self,
+            split=split,
+            plan=plan,
+            config=config,
+            run=run,
+            progress=progress,
         ).train()
         if config.disentangle_length:
             self.role.head = self.head.only(0)
@@ -271,7 +304,7 @@ class RewardModeling:
         if not deviation > 0:
             raise TrainingError(
                 "a reward model gives all responses the same score. Train longer, "
-                "or at a higher learning rate."
+                "or at a higher learning rate.",
             )
         self.head.scale /= deviation
 
@@ -284,7 +317,10 @@ class RewardModeling:
     def rankings(self, comparisons: Sequence[Comparison]) -> tuple[list[Ranking], dict[str, int]]:
         """Comparisons gathered by prompt and encoded; what cannot be used is counted by reason."""
         return encode_comparisons(
-            comparisons, self.encoder, self.config.max_length, "reward.max_length"
+            comparisons,
+            self.encoder,
+            self.config.max_length,
+            "reward.max_length",
         )
 
     def micro_batches(self, rankings: Sequence[Ranking]) -> list[list[Ranking]]:
@@ -302,7 +338,7 @@ class RewardModeling:
         """(S, outputs) the score of quality, and while length is disentangled that of length."""
         limit = self.role.document_tokens(self.config.micro_batch_tokens)
         batch = make_batch(sequences, self.encoder.pad_id, document_tokens=limit).to(
-            self.role.device
+            self.role.device,
         )
         scores = self.role.scores(batch, self.frozen.of(sequences, batch) if self.frozen else None)
         return scores.view(len(sequences), -1)
@@ -334,7 +370,10 @@ class Distillation(RewardModeling):
     """The teachers' score of each sequence that is trained on, by its token ids."""
 
     def taught(
-        self, teachers: Sequence[RewardModeling], rankings: Sequence[Ranking], combine: Combine
+        self,
+        teachers: Sequence[RewardModeling],
+        rankings: Sequence[Ranking],
+        combine: Combine,
     ) -> None:
         """Ask the teachers, once."""
         together = combine_members(_table(teachers, rankings), combine).tolist()
@@ -352,13 +391,16 @@ class Distillation(RewardModeling):
                 scores.device,
             )
             chosen, rejected = to_device(
-                torch.tensor([pairs.chosen, pairs.rejected]), scores.device
+                torch.tensor([pairs.chosen, pairs.rejected]),
+                scores.device,
             )
             return (scores - targets).square().sum() / count, scores[chosen] - scores[rejected]
 
         labels = pairs_of(list(chain(*micros))).probability
         return Update(
-            micros, loss, lambda leads: {"accuracy": share_in_order(list(chain(*leads)), labels)}
+            micros,
+            loss,
+            lambda leads: {"accuracy": share_in_order(list(chain(*leads)), labels)},
         )
 
     def center(self, rankings: Sequence[Ranking]) -> None:
@@ -372,7 +414,9 @@ def _table(members: Sequence[RewardModeling], rankings: Sequence[Ranking]) -> Te
 
 
 def evaluate_members(
-    members: Sequence[RewardModeling], rankings: Sequence[Ranking], num_ties: int = 0
+    members: Sequence[RewardModeling],
+    rankings: Sequence[Ranking],
+    num_ties: int = 0,
 ) -> Json:
     """Pairwise accuracy of the mean of standardized scores and of each member, and how far the
     members differ.
@@ -387,8 +431,11 @@ def evaluate_members(
         chosen, rejected = ([scores[i] for i in side] for side in (pairs.chosen, pairs.rejected))
         return {
             **pairwise_accuracy(
-                chosen, rejected, pairs.groups, probabilities=pairs.probability
-            ).as_dict()
+                chosen,
+                rejected,
+                pairs.groups,
+                probabilities=pairs.probability,
+            ).as_dict(),
         }
 
     pearson = [correlation(a, b)["pearson"] for a, b in combinations(rows, 2)]
@@ -396,7 +443,8 @@ def evaluate_members(
         "accuracy": accuracy(together),
         "ties": num_ties,
         "length_correlation": correlation(
-            together, [s.num_trained for s in sequences_of(rankings)]
+            together,
+            [s.num_trained for s in sequences_of(rankings)],
         ),
         "score_mean": statistics.fmean(together),
         "score_std": statistics.pstdev(together),

@@ -59,7 +59,8 @@ class RewardShaping:
         rewards = torch.zeros_like(experience.rewards)
         if config.kl.place == "token":
             rewards -= kl_coefficient * kl_policy_reference_k1(
-                experience.logprobs, experience.reference_logprobs
+                experience.logprobs,
+                experience.reference_logprobs,
             )
         if config.step_rewards:
             rewards += self._step_rewards(experience)
@@ -67,8 +68,10 @@ class RewardShaping:
             totals = self.totals(experience, kl_coefficient)
             rewards += experience.at_last(
                 self.over_baseline(
-                    totals, group_numbers(config, len(mask), mask.device), mask.any(-1)
-                )
+                    totals,
+                    group_numbers(config, len(mask), mask.device),
+                    mask.any(-1),
+                ),
             )
         return torch.where(mask, rewards, 0.0)
 
@@ -94,11 +97,14 @@ class RewardShaping:
         """
         config, rollouts, device = self.config, experience.rollouts, experience.mask.device
         penalties = config.missing_stop_penalty * to_device(
-            torch.tensor([float(not r.finished) for r in rollouts]), device
+            torch.tensor([float(not r.finished) for r in rollouts]),
+            device,
         )
         if config.overlong_buffer:
             shares = overlong_penalty(
-                experience.lengths, config.max_new_tokens, config.overlong_buffer
+                experience.lengths,
+                config.max_new_tokens,
+                config.overlong_buffer,
             )
             penalties -= config.overlong_penalty * shares
         return penalties
@@ -135,15 +141,18 @@ class RewardShaping:
         )
         counts = torch.tensor([len(row) for row in rows], device=device)
         counted = (torch.arange(values.shape[1], device=device) < counts[:, None]) & mask.any(
-            -1, keepdim=True
+            -1,
+            keepdim=True,
         )
         groups = group_numbers(self.config, len(rows), device)[:, None].expand_as(counted)[counted]
         relative = torch.zeros_like(values)
         relative[counted] = self.over_baseline(
-            values[counted], groups, torch.ones_like(groups, dtype=torch.bool)
+            values[counted],
+            groups,
+            torch.ones_like(groups, dtype=torch.bool),
         )
         return place_step_rewards(relative, places, counted, mask) - experience.at_last(
-            self.length_penalties(experience)
+            self.length_penalties(experience),
         )
 
     def settle(self, scores: Sequence[Score]) -> None:
@@ -194,5 +203,7 @@ class RewardShaping:
         else:
             scores = self.totals(experience, kl_coefficient)[experience.mask.any(-1)].tolist()
         self.past_scores = running_mean(
-            *self.past_scores, [s for s in scores if math.isfinite(s)], self.config.baseline_window
+            *self.past_scores,
+            [s for s in scores if math.isfinite(s)],
+            self.config.baseline_window,
         )

@@ -63,7 +63,7 @@ class Step(NamedTuple):
         engine.update_weights(number + 1)
         clock.lap("update")
         return self._replace(
-            metrics={**self.metrics, **clock.times(sum(r.num_written for r in self.rollouts))}
+            metrics={**self.metrics, **clock.times(sum(r.num_written for r in self.rollouts))},
         )
 
 
@@ -101,7 +101,9 @@ def group_numbers(config: SampledConfig, count: int, device: torch.device | None
 
 
 def penalised_scores(
-    rollouts: Sequence[Rollout], scores: Sequence[Score], penalty: float
+    rollouts: Sequence[Rollout],
+    scores: Sequence[Score],
+    penalty: float,
 ) -> list[float | None]:
     """The scores, less a penalty where the response did not end in time; None where scoring
     failed.
@@ -117,7 +119,8 @@ def silent(config: SampledConfig, scores: Sequence[Score]) -> list[bool]:
     learns nothing from it.
     """
     values = torch.tensor(
-        [0.0 if s.value is None else s.value for s in scores], dtype=torch.float64
+        [0.0 if s.value is None else s.value for s in scores],
+        dtype=torch.float64,
     )
     scored = torch.tensor([s.value is not None for s in scores])
     return zero_signal(values, group_numbers(config, len(scores)), scored).tolist()
@@ -187,7 +190,9 @@ class Experience:
         self.minibatches: list[list[int]] = []
         for places in minibatches or [range(len(rollouts))]:
             parts = cut_batches(
-                [sequences[i] for i in places], micro_batch_tokens, document_tokens=document_tokens
+                [sequences[i] for i in places],
+                micro_batch_tokens,
+                document_tokens=document_tokens,
             )
             self.minibatches.append([*range(len(cuts), len(cuts) + len(parts))])
             cuts += [[places[i] for i in part] for part in parts]
@@ -238,7 +243,9 @@ class Experience:
         return self.ranks.map(work, self.minibatches[part], self.size)
 
     def measure(
-        self, part: int, work: Callable[[int], Mapping[str, Tensor]]
+        self,
+        part: int,
+        work: Callable[[int], Mapping[str, Tensor]],
     ) -> list[dict[str, float]]:
         """Numbers by name, scalars, of each micro-batch of minibatch `part`, read by the host after
         the last.
@@ -266,7 +273,9 @@ class Experience:
         time).
         """
         return torch.zeros_like(self.rewards).scatter(
-            1, self.lengths[:, None] - 1, values[:, None].to(self.rewards.dtype)
+            1,
+            self.lengths[:, None] - 1,
+            values[:, None].to(self.rewards.dtype),
         )
 
     def token_counts(self) -> list[int]:
@@ -344,7 +353,10 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
 
 
 def step_metrics(
-    experience: Experience, *, coefficient: float | None, critic: bool = False
+    experience: Experience,
+    *,
+    coefficient: float | None,
+    critic: bool = False,
 ) -> dict[str, float]:
     """All metrics of the experience. KL is the sum over a response, averaged over responses, in
     nats; it needs no score.
@@ -377,10 +389,12 @@ def step_metrics(
             metrics |= {"kl/policy_reference_k1": mean_kl, "reward/kl": -coefficient * mean_kl}
     if critic:
         metrics["reward/shaped"] = float(
-            masked_mean((experience.rewards * mask).sum(-1), responses)
+            masked_mean((experience.rewards * mask).sum(-1), responses),
         )
         metrics["value/explained_variance"] = explained_variance(
-            experience.values, experience.returns, mask
+            experience.values,
+            experience.returns,
+            mask,
         )
         metrics["value/mean"] = float(masked_mean(experience.values, mask))
     return metrics

@@ -34,7 +34,12 @@ class SFT:
     dropout = True
 
     def __init__(
-        self, config: SFTConfig, role: Role, encoder: ChatEncoder, *, ranks: Ranks = ALONE
+        self,
+        config: SFTConfig,
+        role: Role,
+        encoder: ChatEncoder,
+        *,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.config, self.role, self.encoder = config, role, encoder
         self.ranks = ranks
@@ -49,7 +54,9 @@ class SFT:
             logprobs, _ = self.role.logprobs(batch)
             mask = torch.ones_like(logprobs, dtype=torch.bool)
             return negative_log_likelihood(
-                logprobs, mask, denominator=num_tokens
+                logprobs,
+                mask,
+                denominator=num_tokens,
             ), logprobs.new_zeros(0)
 
         def metrics(_: list[list[float]]) -> dict[str, float]:
@@ -82,7 +89,10 @@ class SFT:
             chosen = [conversations[i] for row in part for d in row for i in documents[d]]
             capacity = config.row_tokens if packing else None
             yield make_batch(
-                chosen, self.encoder.pad_id, capacity=capacity, document_tokens=limit
+                chosen,
+                self.encoder.pad_id,
+                capacity=capacity,
+                document_tokens=limit,
             ).to(self.role.device)
 
     def train(
@@ -98,7 +108,11 @@ class SFT:
         """
         start, config = time.perf_counter(), self.config
         split = prepare(
-            demonstrations, self._encode, config.heldout_fraction, config.seed, "demonstrations"
+            demonstrations,
+            self._encode,
+            config.heldout_fraction,
+            config.seed,
+            "demonstrations",
         )
         plan = plan_updates(len(split.train), config.batch_size, config.epochs, config.seed)
         self.heldout = split.test

@@ -71,7 +71,9 @@ class Objective(Protocol[Row_contra]):
 
 
 def accumulate(
-    update: Update[Any], ranks: Ranks, learner: LocalLearner | None = None
+    update: Update[Any],
+    ranks: Ranks,
+    learner: LocalLearner | None = None,
 ) -> tuple[float, list[list[float]]]:
     """The update's loss, and with a learner its gradient, micro-batch by micro-batch; with what was
     measured of each.
@@ -91,7 +93,9 @@ def accumulate(
 
 
 def make_step(
-    objective: Objective[Any], learner: LocalLearner, rows: Sequence[object]
+    objective: Objective[Any],
+    learner: LocalLearner,
+    rows: Sequence[object],
 ) -> dict[str, float]:
     """One optimizer step over the rows."""
     update = objective.update(rows)
@@ -126,7 +130,9 @@ def evaluating(role: Role) -> Iterator[None]:
 
 
 def headline(
-    objective: Objective[Any], rows: Sequence[object], watched: Sequence[str] = HEADLINE
+    objective: Objective[Any],
+    rows: Sequence[object],
+    watched: Sequence[str] = HEADLINE,
 ) -> dict[str, float]:
     """The watched numbers of an evaluation, as eval_*."""
     with evaluating(objective.role):
@@ -194,7 +200,9 @@ class SupervisedLoop:
         with (
             Stopping(self.run.path) as stopping,
             Checkpoints(
-                self.run.path / "checkpoints", self.config.keep_checkpoints, ranks=ranks
+                self.run.path / "checkpoints",
+                self.config.keep_checkpoints,
+                ranks=ranks,
             ) as saved,
         ):
             number, watchdog = self._resume(saved), Watchdog(self.run.path / "stacks.txt")
@@ -232,12 +240,12 @@ class SupervisedLoop:
                     self._evaluated()
         if not self.losses:
             raise TrainingError(
-                f"no update could be made: {self.learner.fault or 'there are no rows'}"
+                f"no update could be made: {self.learner.fault or 'there are no rows'}",
             )
         if self.every and not self.best:
             raise TrainingError(
                 "eval_loss was never finite: what was learned is of no use. Lower "
-                "optimizer.learning_rate, in another run directory."
+                "optimizer.learning_rate, in another run directory.",
             )
         self.learner.put(self.best)
         objective.role.train_mode(False)

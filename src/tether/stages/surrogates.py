@@ -13,7 +13,11 @@ from tether.stages.rollouts import Experience
 
 
 def surrogate(
-    config: PolicyConfig, logprobs: Tensor, experience: Experience, index: int, denominator: int
+    config: PolicyConfig,
+    logprobs: Tensor,
+    experience: Experience,
+    index: int,
+    denominator: int,
 ) -> tuple[Tensor, losses.PolicyDiagnostics]:
     """The surrogate loss of micro-batch `index`, one call for every published surrogate of the
     expected reward.
@@ -27,7 +31,11 @@ def surrogate(
     if config.importance != "none":
         rollout, cap = experience.part("rollout_logprobs", index), config.importance_cap
         weights = losses.importance_weights(
-            old, rollout, mask, cap=cap, truncate=config.importance == "truncate"
+            old,
+            rollout,
+            mask,
+            cap=cap,
+            truncate=config.importance == "truncate",
         )
     if config.surrogate == "cispo":
         assert high is not None
@@ -55,7 +63,11 @@ def surrogate(
     # at its one update the ratio is 1 and nothing is clipped: the diagnostics hold
     if config.surrogate == "reinforce":
         return losses.reinforce_loss(
-            logprobs, advantages, mask, weights=weights, denominator=denominator
+            logprobs,
+            advantages,
+            mask,
+            weights=weights,
+            denominator=denominator,
         ), diagnostics
     return clipped, diagnostics
 
@@ -70,5 +82,7 @@ def kl_term(config: PolicyConfig, logprobs: Tensor, experience: Experience, inde
             return divergences.kl_policy_reference_k3(logprobs, reference)
         case "k3_corrected":
             return divergences.kl_policy_reference_k3_corrected(
-                logprobs, experience.part("logprobs", index), reference
+                logprobs,
+                experience.part("logprobs", index),
+                reference,
             )

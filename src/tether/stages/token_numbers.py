@@ -17,7 +17,10 @@ MOST_TOKENS = 256
 
 
 def token_rows(
-    experience: Experience, encoder: ChatEncoder, places: Sequence[int], step: int
+    experience: Experience,
+    encoder: ChatEncoder,
+    places: Sequence[int],
+    step: int,
 ) -> Iterator[Json]:
     """A row for each response: text, KL with the reference, value and advantage of each token by
     the policy, and the number of counted tokens.

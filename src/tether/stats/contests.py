@@ -32,7 +32,11 @@ class Contest(NamedTuple):
 
 
 def best_against_best(
-    ours: Array, theirs: Array, groups: NDArray[np.intp], *, confidence: float = 0.95
+    ours: Array,
+    theirs: Array,
+    groups: NDArray[np.intp],
+    *,
+    confidence: float = 0.95,
 ) -> Contest:
     """Estimate ``max_p μ_p − max_b ν_b``, the best of one side less the best of the other.
 
@@ -68,7 +72,9 @@ def best_against_best(
     covariance = number / (number - 1) * moved.T @ moved
     if np.ptp(columns, axis=1).max() == 0:
         return Contest(
-            best, rival, without_interval(value, count, f"groups differ: all {number} are alike")
+            best,
+            rival,
+            without_interval(value, count, f"groups differ: all {number} are alike"),
         )
     errors = joint_errors(covariance, number - 1)
     level = (1 - confidence) / SHARE
@@ -76,7 +82,7 @@ def best_against_best(
     sides.append((means[width:], covariance[width:, width:], errors[:, width:]))
     high = value - float(np.quantile(_excess(*sides[0], APART) - _excess(*sides[1], -NEAR), level))
     low = value - float(
-        np.quantile(_excess(*sides[0], -NEAR) - _excess(*sides[1], APART), 1 - level)
+        np.quantile(_excess(*sides[0], -NEAR) - _excess(*sides[1], APART), 1 - level),
     )
     return Contest(best, rival, Estimate(value, low, high, count))
 

@@ -30,7 +30,7 @@ def by_group(values: Array, groups: Sequence[Hashable] | None) -> tuple[Array, A
         return values, np.ones(len(values))
     indices = group_indices(groups)
     return np.bincount(indices, weights=values).astype(np.float64), np.bincount(indices).astype(
-        np.float64
+        np.float64,
     )
 
 
@@ -83,7 +83,9 @@ class Influence(NamedTuple):
 
 
 def jackknife(
-    without: Array, sizes: Array | None = None, repeats: Array | None = None
+    without: Array,
+    sizes: Array | None = None,
+    repeats: Array | None = None,
 ) -> Influence:
     """Measure each group's influence from the values of a statistic without one group each.
 
@@ -102,7 +104,9 @@ def jackknife(
     groups = float(repeats.sum())
     centred = repeats @ without / groups - without
     centred = np.where(
-        np.abs(centred) <= 1e-12 * np.abs(without).max(initial=0.0), 0.0, centred
+        np.abs(centred) <= 1e-12 * np.abs(without).max(initial=0.0),
+        0.0,
+        centred,
     )  # what rounding leaves of equals
     return Influence(
         (groups - 1) / groups * centred,

@@ -52,7 +52,9 @@ def grouped_mean(
     if (levels := _levels(values, len(sums), bounds)) is not None:
         low, high, steps = levels
         estimate = (grouped_share if steps == 1 else grouped_balance)(
-            (values - low) / (high - low), groups, confidence
+            (values - low) / (high - low),
+            groups,
+            confidence,
         )
         return Estimate(
             value,
@@ -93,7 +95,9 @@ def normal_mean(values: Sequence[float], confidence: float = 0.95) -> Estimate:
 
 
 def _levels(
-    values: Array, groups: int, bounds: tuple[float, float] | None
+    values: Array,
+    groups: int,
+    bounds: tuple[float, float] | None,
 ) -> tuple[float, float, int] | None:
     """The least and the greatest of two or three levels, and the number of steps between them; None
     of anything else.
@@ -129,7 +133,11 @@ def _lacking(means: Array) -> str:
 
 
 def mean_interval(
-    value: float, influence: Influence, confidence: float = 0.95, *, skewed: bool = True
+    value: float,
+    influence: Influence,
+    confidence: float = 0.95,
+    *,
+    skewed: bool = True,
 ) -> tuple[float, float]:
     """Compute the interval of a mean, or of a similar statistic, over groups.
 
@@ -165,5 +173,6 @@ def mean_interval(
         return y if abs(a) < 1e-6 else 3 / a * (float(np.cbrt(1 + a * (y - a / 6))) - 1)
 
     return value - error * max(quantile, unskewed(quantile)), value - error * min(
-        -quantile, unskewed(-quantile)
+        -quantile,
+        unskewed(-quantile),
     )

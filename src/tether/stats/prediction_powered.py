@@ -108,7 +108,9 @@ def _differing(bounds: tuple[float, float] | None) -> tuple[float, float] | None
 
 
 def _columns(
-    human: Sequence[float | None], machine: Sequence[float], groups: Groups | None
+    human: Sequence[float | None],
+    machine: Sequence[float],
+    groups: Groups | None,
 ) -> tuple[Array, NDArray[np.bool_]]:
     """People's judgments, 0 where there is none, and the places that have one."""
     lengths = {len(human), len(machine), len(machine if groups is None else groups)}
@@ -124,7 +126,10 @@ def _columns(
 
 
 def _group_sums(
-    labels: Array, predictions: Array, judged: NDArray[np.bool_], owner: NDArray[np.intp]
+    labels: Array,
+    predictions: Array,
+    judged: NDArray[np.bool_],
+    owner: NDArray[np.intp],
 ) -> Array:
     """The columns of `_Sums`, a row a group."""
     ones = judged.astype(np.float64)

@@ -22,7 +22,9 @@ from tether.stats.groups import (
 
 
 def wilson_interval(
-    successes: float, total: float, confidence: float = 0.95
+    successes: float,
+    total: float,
+    confidence: float = 0.95,
 ) -> tuple[float, float]:
     """Compute Wilson's score interval of a proportion.
 
@@ -137,7 +139,9 @@ def trials_interval(successes: int, total: int, confidence: float = 0.95) -> tup
 
 
 def grouped_share(
-    values: Array, groups: Sequence[Hashable] | None, confidence: float = 0.95
+    values: Array,
+    groups: Sequence[Hashable] | None,
+    confidence: float = 0.95,
 ) -> Estimate:
     """Estimate the mean of values between 0 and 1, most of them 0 or 1.
 
@@ -162,18 +166,24 @@ def grouped_share(
     variance = value * (1 - value)
     if 0 < unlike(sums / counts) < (FEWEST_EVENTS if whole else FEWEST_UNLIKE):
         return without_interval(
-            value, count, f"groups differ: {unlike(sums / counts)} of {len(sums)}"
+            value,
+            count,
+            f"groups differ: {unlike(sums / counts)} of {len(sums)}",
         )
     # beyond what rounding leaves of equal values
     spread = float(values.var()) / variance if np.ptp(values) > 1e-9 else 1.0
     influence = influence_on_mean(sums, counts)
     return Estimate(
-        value, *share_interval(value, influence, count, spread=spread, confidence=confidence), count
+        value,
+        *share_interval(value, influence, count, spread=spread, confidence=confidence),
+        count,
     )
 
 
 def grouped_balance(
-    values: Array, groups: Sequence[Hashable] | None, confidence: float = 0.95
+    values: Array,
+    groups: Sequence[Hashable] | None,
+    confidence: float = 0.95,
 ) -> Estimate:
     """Estimate the mean of losses, ties and wins, given as 0, ½ and 1.
 
@@ -208,12 +218,17 @@ def grouped_balance(
     low = difference - reach(won.value - won.low, lost.high - lost.value)
     high = difference + reach(won.high - won.value, lost.value - lost.low)
     return Estimate(
-        (1 + difference) / 2, (1 + max(low, -1.0)) / 2, (1 + min(high, 1.0)) / 2, len(values)
+        (1 + difference) / 2,
+        (1 + max(low, -1.0)) / 2,
+        (1 + min(high, 1.0)) / 2,
+        len(values),
     )
 
 
 def _wilson_share(
-    side: Array, groups: Sequence[Hashable] | None, confidence: float
+    side: Array,
+    groups: Sequence[Hashable] | None,
+    confidence: float,
 ) -> tuple[Estimate, Influence]:
     """One side's share, by Wilson's interval however few its events are, and its influence."""
     sums, counts = by_group(side, groups)
@@ -222,10 +237,14 @@ def _wilson_share(
     influence = influence_on_mean(sums, counts)
     if len(sums) == count:
         return Estimate(
-            value, *wilson_interval(float(side.sum()), count, confidence), count
+            value,
+            *wilson_interval(float(side.sum()), count, confidence),
+            count,
         ), influence
     if len(sums) < 2:
         return without_interval(value, count, "groups: all observations are of one"), influence
     return Estimate(
-        value, *share_interval(value, influence, count, confidence=confidence), count
+        value,
+        *share_interval(value, influence, count, confidence=confidence),
+        count,
     ), influence

@@ -46,7 +46,10 @@ class Trend(NamedTuple):
         if self.gain_noise is None:
             return without_interval(value, self.count, self.lacking).as_dict()
         return Estimate(
-            value, value - self.gain_noise, value + self.gain_noise, self.count
+            value,
+            value - self.gain_noise,
+            value + self.gain_noise,
+            self.count,
         ).as_dict()
 
 

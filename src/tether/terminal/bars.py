@@ -134,7 +134,7 @@ class Bar:
                     self.what,
                     noted,
                 ),
-            )
+            ),
         )
 
     def _look_around(self) -> None:
@@ -143,7 +143,9 @@ class Bar:
         waited = threads.waited()
         now = self.screen.now
         share = self.screen.crowd.add(
-            now - self.stepped, worked - self.worked, max(0.0, waited - self.waited)
+            now - self.stepped,
+            worked - self.worked,
+            max(0.0, waited - self.waited),
         )
         self.worked = worked
         self.waited = waited
@@ -152,7 +154,7 @@ class Bar:
             advice = "" if threads.sleep_while_waiting() else f" {SLEEP}"
             self.screen.note(
                 f"{self.title}: threads wait for a core {share:.0%} of the time, because other "
-                f"processes use this machine.{advice}"
+                f"processes use this machine.{advice}",
             )
 
     def _show(self, **fields: Any) -> None:
@@ -176,7 +178,7 @@ class Bar:
 
             self.screen.note(
                 f"{self.title}: about {duration(whole)} by its first step; "
-                f"{duration(before.seconds)} were expected."
+                f"{duration(before.seconds)} were expected.",
             )
         self._look_around()
         self.alarms += int(metrics.get("alarms", 0))
@@ -185,7 +187,7 @@ class Bar:
                 f"[bold yellow]{self.alarms} alarm{'s' if self.alarms > 1 else ''}[/]"
             )
         self.notes.update(
-            {key: text.format(metrics[key]) for key, text in SHOWN if metrics.get(key) is not None}
+            {key: text.format(metrics[key]) for key, text in SHOWN if metrics.get(key) is not None},
         )
         self.what = ""
         self._show(completed=done, total=total, note="  ".join(self.notes.values()))
@@ -270,7 +272,9 @@ class Screen:
 
 @contextlib.contextmanager
 def bars(
-    console: Console, on_step: OnStep | None = None, names: Mapping[str, str] | None = None
+    console: Console,
+    on_step: OnStep | None = None,
+    names: Mapping[str, str] | None = None,
 ) -> Iterator[Screen]:
     """Yields what opens a bar for a phase; on a quiet console nothing is drawn, and `on_step` alone
     is called.
@@ -287,7 +291,9 @@ def bars(
         TextColumn("{task.fields[note]}", table_column=Column(no_wrap=True, overflow="ellipsis")),
     )
     with Progress(
-        *columns, console=console, disable=console.quiet or not moves(console)
+        *columns,
+        console=console,
+        disable=console.quiet or not moves(console),
     ) as progress:
         screen = Screen(console, progress, on_step, names or {})
         ended = threading.Event()

@@ -24,7 +24,9 @@ class Terminal(Console):
     """
 
     def render(
-        self, renderable: RenderableType, options: ConsoleOptions | None = None
+        self,
+        renderable: RenderableType,
+        options: ConsoleOptions | None = None,
     ) -> Iterable[Segment]:
         """See rich."""
         for segment in super().render(renderable, options):

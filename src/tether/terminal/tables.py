@@ -11,7 +11,10 @@ from rich.table import Table
 
 
 def show_table(
-    console: Console, title: str, rows: Iterable[Sequence[str]], columns: Sequence[str] = ()
+    console: Console,
+    title: str,
+    rows: Iterable[Sequence[str]],
+    columns: Sequence[str] = (),
 ) -> None:
     """Print a table, without columns one of names and values; nothing without rows."""
     table = Table(*columns, title=title or None, title_justify="left", show_header=bool(columns))

@@ -80,7 +80,7 @@ def examine_recipe(recipe: BaseRecipe) -> dict[str, list[Result]]:
         raise ConfigError(
             f"the recipe has no stage that samples at every step ({', '.join(making('policy'))}), "
             "and before training the doctor examines no others: `tether data inspect` looks at "
-            f"its data, and `tether doctor {recipe.run}` at the run afterwards"
+            f"its data, and `tether doctor {recipe.run}` at the run afterwards",
         )
     check_sources(recipe)
     results = {}
@@ -89,7 +89,10 @@ def examine_recipe(recipe: BaseRecipe) -> dict[str, list[Result]]:
         stage, loaded = online_stage(section, model, folder, recipe.seed)
         prompts = _probe_prompts(recipe, section, name, stage.config.samples_per_prompt)
         faults = prompt_faults(
-            prompts, stage.encoder, section.max_new_tokens, loaded.context_length
+            prompts,
+            stage.encoder,
+            section.max_new_tokens,
+            loaded.context_length,
         )
         prompts = usable_prompts(prompts, faults, Quarantine(), name)
         trained = None if folder is None else _trained_encoder(folder, stage.encoder)
@@ -102,7 +105,10 @@ def examine_recipe(recipe: BaseRecipe) -> dict[str, list[Result]]:
 
 
 def examine_stage(
-    stage: OnlineStage, prompts: Sequence[Prompt], *, reward_encoder: ChatEncoder | None = None
+    stage: OnlineStage,
+    prompts: Sequence[Prompt],
+    *,
+    reward_encoder: ChatEncoder | None = None,
 ) -> list[Result]:
     """Everything that a recipe can get wrong, on an assembled stage, which stays as it is;
     check_stage has the rest.
@@ -133,7 +139,7 @@ def examine_stage(
         ]
         if isinstance(config, PolicyConfig):
             results.append(
-                doctor.planned_epochs(config.epochs, config.minibatches, config.target_kl)
+                doctor.planned_epochs(config.epochs, config.minibatches, config.target_kl),
             )
         return results
 
@@ -150,7 +156,9 @@ def _reward_checks(stage: OnlineStage, probe: Probe, trained: ChatEncoder | None
         encoding: Result = Unexamined("encoding", "the reward is no model of this run")
     else:
         encoding = doctor.encodings(
-            stage.encoder, trained, [r.prompt.messages for r in probe.rollouts]
+            stage.encoder,
+            trained,
+            [r.prompt.messages for r in probe.rollouts],
         )
     scores = reward.score(probe.rollouts)
     sound = doctor.scores(scores, checked=isinstance(reward, VerifiableReward))
@@ -182,7 +190,10 @@ def _reward_checks(stage: OnlineStage, probe: Probe, trained: ChatEncoder | None
 
 
 def check_stage(
-    stage: OnlineStage, prompts: Sequence[Prompt], *, digest: str | None = None
+    stage: OnlineStage,
+    prompts: Sequence[Prompt],
+    *,
+    digest: str | None = None,
 ) -> list[Result]:
     """Dropout, reference, optimizer and shaped rewards of a stage; weights, random state and
     training modes stay as they are.
@@ -196,8 +207,10 @@ def check_stage(
         for name, role in _roles(stage).items():
             results.append(
                 doctor.dropout(
-                    name, role, lambda role=role: role.hidden(probe.experience.batches[0]).float()
-                )
+                    name,
+                    role,
+                    lambda role=role: role.hidden(probe.experience.batches[0]).float(),
+                ),
             )
         if any(isinstance(result, Finding) for result in results):
             return [
@@ -216,7 +229,7 @@ def check_stage(
 def unseeded(stage: OnlineStage) -> AbstractContextManager[None]:
     """A context that leaves torch's random state as it was."""
     return torch.random.fork_rng(
-        devices=[stage.policy.device] if stage.policy.device.type == "cuda" else []
+        devices=[stage.policy.device] if stage.policy.device.type == "cuda" else [],
     )
 
 
@@ -229,7 +242,10 @@ class Probe:
         self.limit = min(config.max_new_tokens, TOKENS)
         sampling = replace(config.sampling, max_new_tokens=self.limit)
         groups = stage.engine.generate(
-            prompts, sampling, num_samples=config.samples_per_prompt, seed=config.seed
+            prompts,
+            sampling,
+            num_samples=config.samples_per_prompt,
+            seed=config.seed,
         )
         self.rollouts = [rollout for group in groups for rollout in group.rollouts]
         self.experience = self.gathered()
@@ -250,7 +266,12 @@ class Probe:
             for n, r in enumerate(self.rollouts)
         ]
         return Experience(
-            self.rollouts, scores, stage.encoder, size, stage.policy.device, document_tokens=limit
+            self.rollouts,
+            scores,
+            stage.encoder,
+            size,
+            stage.policy.device,
+            document_tokens=limit,
         )
 
     def drifted(self, drift: Tensor | float) -> Experience:
@@ -347,14 +368,15 @@ def _loss(stage: PolicyGradient, probe: Probe, drift: float) -> float:
     experience.weights = stage.weights(experience)
     try:
         return float(
-            stage.accumulate(experience, 0, max(1, int(experience.part("mask", 0).sum())))["loss"]
+            stage.accumulate(experience, 0, max(1, int(experience.part("mask", 0).sum())))["loss"],
         )
     finally:
         stage.learner.optimizer.zero_grad(set_to_none=True)
 
 
 def _standing(
-    recipe: BaseRecipe, name: str
+    recipe: BaseRecipe,
+    name: str,
 ) -> tuple[SamplingSection, ModelConfig, Path | None, list[Result]]:
     """A section, its start model and its reward's folder; a model before its training has a
     substitute and a note.
@@ -365,15 +387,16 @@ def _standing(
     if not started:
         notes.append(
             Unexamined(
-                "reference", "the SFT stage has not run: the base model stands in for its result"
-            )
+                "reference",
+                "the SFT stage has not run: the base model stands in for its result",
+            ),
         )
     if folder and not (started and is_scorer(folder)):
         notes.append(
             Unexamined(
                 "scores",
                 f"the {section.scorer} stage has not run on that model: a random reward stands in",
-            )
+            ),
         )
         section = section.model_copy(update={"reward_source": "random"})
         folder = None
@@ -381,7 +404,10 @@ def _standing(
 
 
 def _probe_prompts(
-    recipe: BaseRecipe, section: OnlineSection, name: str, samples: int
+    recipe: BaseRecipe,
+    section: OnlineSection,
+    name: str,
+    samples: int,
 ) -> list[Prompt]:
     count = max(2, -(-RESPONSES // samples))
     if section.task is not None:
@@ -392,9 +418,12 @@ def _probe_prompts(
         *prompts_of(
             section,
             load_rows(
-                limited, section.kind or Prompt, Quarantine(), whole=calls_functions(section)
+                limited,
+                section.kind or Prompt,
+                Quarantine(),
+                whole=calls_functions(section),
             ),
-        )
+        ),
     ]
 
 
@@ -452,11 +481,11 @@ def examine_run(folder: Path) -> dict[str, list[Result]]:
                 " ".join(damaged),
                 "A full disk or a killed process leaves such lines. Copy the run's files anew if "
                 "this is a copy.",
-            )
+            ),
         ]
     if not results:
         raise RunError(
-            f"{folder} holds no steps of a stage. Give the folder of a run that has taken some."
+            f"{folder} holds no steps of a stage. Give the folder of a run that has taken some.",
         )
     return results
 
@@ -501,5 +530,7 @@ def _saved_encoding(folder: Path, reward: object) -> Result:
     if "encoding" in differing:
         evidence = f"{files[0]} and {files[1]} differ in {' and '.join(differing)}"
     return doctor.diagnose(
-        "encoding", evidence, {"saved-encodings-differ": "encoding" in differing}
+        "encoding",
+        evidence,
+        {"saved-encodings-differ": "encoding" in differing},
     )

@@ -94,7 +94,7 @@ def duel(
     rows = list(_pairs(prompts, first, second))
     if not rows:
         raise DataError(
-            f"no prompt of {len(prompts)} was answered by both {models[0]} and {models[1]}"
+            f"no prompt of {len(prompts)} was answered by both {models[0]} and {models[1]}",
         )
     differing = [row for row in rows if row.chosen != row.rejected]
     bar = announce("judge") if announce and differing else None
@@ -180,7 +180,10 @@ def _answered(
         for start in range(0, len(places), ROWS):
             part = places[start : start + ROWS]
             groups = engine.generate(
-                [waiting[place] for place in part], sampling, seed=seed + turn, ordinals=part
+                [waiting[place] for place in part],
+                sampling,
+                seed=seed + turn,
+                ordinals=part,
             )
             for place, group in zip(part, groups, strict=True):
                 side.answers[place].append(group.rollouts[0].text)
@@ -222,7 +225,12 @@ def _pairs(prompts: Sequence[Prompt], first: Side, second: Side) -> Iterator[Com
             }
             name = f"{prompt.id or place}-turn-{turn + 1}"
             yield Comparison(
-                prompt.messages, *sides, id=name, group=str(place), probability=0.5, metadata=facts
+                prompt.messages,
+                *sides,
+                id=name,
+                group=str(place),
+                probability=0.5,
+                metadata=facts,
             )
 
 
@@ -241,7 +249,9 @@ def _parts(rows: Sequence[Comparison]) -> dict[str, list[int]]:
 
 
 def _figures(
-    rows: Sequence[Comparison], outcomes: Sequence[float | None], places: Sequence[int]
+    rows: Sequence[Comparison],
+    outcomes: Sequence[float | None],
+    places: Sequence[int],
 ) -> Json:
     """Wins, ties, losses, and the first model's win rate with its interval over prompts."""
     judged = [place for place in places if outcomes[place] is not None]

@@ -123,7 +123,7 @@ def export_model(
     role, loaded = load_source(origin)
     if adapter and role.adapter is None:
         raise ConfigError(
-            f"{source} was trained whole: there is no adapter to keep. Export it without --adapter."
+            f"{source} was trained whole: there is no adapter to keep. Export it without --adapter.",
         )
     weights = loaded.model.dtype if dtype == "auto" else getattr(torch, dtype)
     with unfinished_folder(output) as temporary:
@@ -186,11 +186,14 @@ def find_source(source: str) -> Source:
         if (members := member_folders(place)) != [place]:
             raise ModelError(
                 f"{place} names several reward models. Export them one by one: "
-                f"{', '.join(map(str, members))}"
+                f"{', '.join(map(str, members))}",
             )
         if is_role(place):
             return Source(
-                kind=read_role(place)["kind"], source=source, folder=place, stage=stage_of(place)
+                kind=read_role(place)["kind"],
+                source=source,
+                folder=place,
+                stage=stage_of(place),
             )
         if holds_adapter(place) or (
             (place / "config.json").is_file() and "model_type" in read_json(place / "config.json")
@@ -199,11 +202,11 @@ def find_source(source: str) -> Source:
     unfinished = sorted(path.glob("**/checkpoints/step-*"))
     if unfinished:
         raise RunError(
-            f"{path} is not finished. Let it go on, or export a checkpoint of it: {unfinished[-1]}"
+            f"{path} is not finished. Let it go on, or export a checkpoint of it: {unfinished[-1]}",
         )
     raise MissingFileError(
         f"{path} holds neither a trained role nor a model. Give the folder of a run, a stage, a "
-        "role or a checkpoint."
+        "role or a checkpoint.",
     )
 
 
@@ -211,7 +214,7 @@ def stage_of(folder: Path) -> Path | None:
     """The run directory of a result's stage."""
     for parent in list(folder.resolve().parents)[:2]:
         if (parent / "config.json").is_file() and section_of(
-            read_json(parent / "config.json")
+            read_json(parent / "config.json"),
         ) is not None:
             return parent
     return None
@@ -244,14 +247,14 @@ def _checkpoint(path: Path) -> Source:
         whole = ", ".join(other.name for other in complete_checkpoints(path.parent))
         raise RunError(
             f"{path} is not a whole checkpoint. "
-            f"{f'There are {whole}.' if whole else 'There is no other.'}"
+            f"{f'There are {whole}.' if whole else 'There is no other.'}",
         )
     stage = path.resolve().parent.parent
     section = section_of(read_json(stage / "config.json"))
     if section is None:
         raise RunError(
             f"{stage / 'config.json'} is not that of a stage of tether, so nobody knows what "
-            f"{path} is a checkpoint of."
+            f"{path} is a checkpoint of.",
         )
     kind = section if STAGES[section].scores else "policy"
     return Source(kind=kind, source=str(path), folder=None, stage=stage, checkpoint=path)
@@ -299,7 +302,8 @@ def role_of_checkpoint(path: Path, config: Json) -> tuple[Role, LoadedModel]:
         unnumbered("best", tensors) or unnumbered("ema", tensors) or unnumbered("master", tensors)
     )
     loaded = open_model(
-        build(ModelConfig, config["model"], where=f"{path}: model"), seed=config["seed"]
+        build(ModelConfig, config["model"], where=f"{path}: model"),
+        seed=config["seed"],
     )
     lora = LoraConfig.model_validate(config[name]["lora"]) if config[name].get("lora") else False
     trains_head = STAGES[name].scores  # whose bias is the last of its weights
@@ -310,7 +314,7 @@ def role_of_checkpoint(path: Path, config: Json) -> tuple[Role, LoadedModel]:
         parameter.shape for parameter in parameters
     ]:
         raise RunError(
-            f"{path} does not fit the model of its run, {loaded.source}. Has that changed since?"
+            f"{path} does not fit the model of its run, {loaded.source}. Has that changed since?",
         )
     with torch.no_grad():
         for parameter, tensor in zip(parameters, weights, strict=False):
@@ -373,7 +377,7 @@ class Writer:
             raise ModelError(
                 f"what was written differs by {difference:.3g} from what tether computes: "
                 "transformers does not compute "
-                "this model as tether does, or its weights are not finite. Nothing was kept."
+                "this model as tether does, or its weights are not finite. Nothing was kept.",
             )
         return {
             "difference": difference,
@@ -397,7 +401,7 @@ class Writer:
         if head is None:
             declare_ends(model, self.tokenizer, stop_ids, self.encoder.templates)
             if unused := list(
-                range(self.role.num_tokens, len(model.get_output_embeddings().weight))
+                range(self.role.num_tokens, len(model.get_output_embeddings().weight)),
             ):
                 model.generation_config.suppress_tokens = unused  # rows that stand for no token
         else:
@@ -441,7 +445,8 @@ class Writer:
                     )
                 return PeftModel.from_pretrained(base, str(folder)).float().eval()
             read = getattr(transformers, TASKS[self.kind][1]).from_pretrained(
-                folder, dtype=torch.float32
+                folder,
+                dtype=torch.float32,
             )
         return read.eval()
 
@@ -464,7 +469,7 @@ class Writer:
         if not probes:
             raise ModelError(
                 f"no conversation can be tried: {reason or 'all are longer than the context'}. "
-                "Mend model.chat_template."
+                "Mend model.chat_template.",
             )
         return probes
 
@@ -484,7 +489,8 @@ class Writer:
         token's logits.
         """
         batch = make_batch(
-            [Encoded(ids, (False, *[True] * (len(ids) - 1)))], self.encoder.pad_id
+            [Encoded(ids, (False, *[True] * (len(ids) - 1)))],
+            self.encoder.pad_id,
         ).to(self.role.device)
         if self.kind == "policy":
             return self.role.logprobs(batch)[0].cpu()

@@ -67,12 +67,15 @@ def classifier(causal: Any, head: ScalarHead, *, each_token: bool = False) -> An
         raise ModelError(
             f"transformers has no classifier of {what} for {type(causal).__name__}, so this "
             "reward model cannot leave tether. "
-            "Serve it from tether, or train one on a model of another family."
+            "Serve it from tether, or train one on a model of another family.",
         ) from None
     setattr(model, model.base_model_prefix, getattr(causal, causal.base_model_prefix))
     has_bias = getattr(model, name).bias is not None
     layer = nn.Linear(
-        head.linear.in_features, head.outputs, bias=has_bias, device=head.linear.weight.device
+        head.linear.in_features,
+        head.outputs,
+        bias=has_bias,
+        device=head.linear.weight.device,
     )
     constant = (head.linear.bias - head.offset) * head.scale
     with torch.no_grad():
@@ -96,7 +99,12 @@ def score_layer(model: Any) -> tuple[str, nn.Linear]:
 
 
 def save_adapter(
-    model: Any, name: str, folder: Path, scorer: Any | None, dtype: torch.dtype, base: str
+    model: Any,
+    name: str,
+    folder: Path,
+    scorer: Any | None,
+    dtype: torch.dtype,
+    base: str,
 ) -> None:
     """Write the adapter called `name` in peft's format, as one for the class of `scorer`, with its
     last layer, if that is given.
@@ -124,7 +132,11 @@ def save_adapter(
 
 
 def settle_padding(
-    model: Any, tokenizer: Any, stop_ids: tuple[int, ...], *, may_grow: bool
+    model: Any,
+    tokenizer: Any,
+    stop_ids: tuple[int, ...],
+    *,
+    may_grow: bool,
 ) -> None:
     """Give a classifier a padding token that ends no turn.
 
@@ -150,7 +162,7 @@ def settle_padding(
         if not has_room and not may_grow:
             raise ModelError(
                 "every special token may end a turn, so none is left for padding, and an adapter "
-                "brings none of its own. Export without --adapter."
+                "brings none of its own. Export without --adapter.",
             )
         tokenizer.add_special_tokens({"pad_token": PAD})
         if not has_room:

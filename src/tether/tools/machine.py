@@ -100,7 +100,10 @@ def _sandbox() -> str:
     """The kernel's guards of a program that a model wrote, found by putting one under them."""
     with temporary_folder("tether-doctor") as folder:
         ended = subprocess.run(
-            [sys.executable, "-c", SANDBOX, folder], capture_output=True, text=True, check=False
+            [sys.executable, "-c", SANDBOX, folder],
+            capture_output=True,
+            text=True,
+            check=False,
         )
     if ended.returncode:
         return "cannot be put in place here"
@@ -113,5 +116,5 @@ def _sandbox() -> str:
             else "processes and sockets by an audit hook",
             "disk by a file system of its own" if space else "disk by measurement",
             "memory by measurement",
-        )
+        ),
     )

@@ -30,7 +30,7 @@ LAYOUT: Json = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newli
 HELD_OUT = re.compile("(gold|test|tests|heldout|heldout_(?!ties).*|eval_loss)$")
 CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+@")
 LONG_PATH = re.compile(
-    r"(?<![\w:/.~])(?:~|[A-Za-z]:(?=\\))?[/\\](?:[^\s/\\'\"|]+[/\\])+(?=[^\s/\\'\"|])"
+    r"(?<![\w:/.~])(?:~|[A-Za-z]:(?=\\))?[/\\](?:[^\s/\\'\"|]+[/\\])+(?=[^\s/\\'\"|])",
 )
 TASKS = {
     "policy": ("text-generation", "AutoModelForCausalLM", "A language model"),
@@ -60,7 +60,13 @@ class Source:
 
 
 def model_card(
-    source: Source, base: str, dtype: str, check: Facts, *, adapter: bool, outputs: int
+    source: Source,
+    base: str,
+    dtype: str,
+    check: Facts,
+    *,
+    adapter: bool,
+    outputs: int,
 ) -> str:
     """The text: front matter in YAML as the hub reads it, then sections. Paths are cut to names and
     secrets are left out.
@@ -88,12 +94,15 @@ def model_card(
         base_model=None if origin.startswith(".") or origin == TINY else origin,
         pipeline_tag=pipeline,
         license=next(
-            (p.license.lower() for p in PACKAGES.values() if p.source_model == origin), None
+            (p.license.lower() for p in PACKAGES.values() if p.source_model == origin),
+            None,
         ),
         tags=["tether", f"{kind}-model", *([section] if section and section != kind else [])],
     )
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, **LAYOUT
+        loader=FileSystemLoader(Path(__file__).parent),
+        undefined=StrictUndefined,
+        **LAYOUT,
     )
     environment.filters |= {"cell": _cell, "code": _code, "quoted": json.dumps}
     environment.filters |= {"number": finite, "mapping": mapping}
@@ -149,7 +158,8 @@ def _lineage(stage: Path | None) -> Iterator[SubRun]:
 def section_of(config: Json) -> str | None:
     """The name of the section that a stage's config.json is of."""
     return next(
-        (name for name in STAGES if name in config and "model" in config and "seed" in config), None
+        (name for name in STAGES if name in config and "model" in config and "seed" in config),
+        None,
     )
 
 
@@ -203,5 +213,6 @@ def _code(value: object) -> str:
 def _public(value: object) -> Any:
     """The same without secrets, and with paths cut to their last name."""
     return with_texts(
-        redact_value(value), lambda text: LONG_PATH.sub("", CREDENTIALS.sub("", text))
+        redact_value(value),
+        lambda text: LONG_PATH.sub("", CREDENTIALS.sub("", text)),
     )

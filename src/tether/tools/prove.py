@@ -53,7 +53,10 @@ class CutError(Exception):
 
 
 def prove(
-    recipe: BaseRecipe, folder: Path, stages: Sequence[str] = (), cuts: Sequence[int] = CUTS
+    recipe: BaseRecipe,
+    folder: Path,
+    stages: Sequence[str] = (),
+    cuts: Sequence[int] = CUTS,
 ) -> list[Compared]:
     """Run each stage twice in `folder`, once through and once cut, and compare bit for bit.
 
@@ -78,7 +81,7 @@ def prove(
         raise ConfigError(f"the recipe has no stage that can be proved; these can: {can}")
     if unknown := [name for name in stages if name not in known]:
         raise ConfigError(
-            f"the recipe has no stage {unknown[0]!r} that can be proved; it has: {', '.join(known)}"
+            f"the recipe has no stage {unknown[0]!r} that can be proved; it has: {', '.join(known)}",
         )
     check_sources(recipe)
     ground = by_device(_ground(recipe, folder / "ground"), stages or known)
@@ -111,10 +114,11 @@ def _ground(recipe: BaseRecipe, folder: Path) -> BaseRecipe:
     for name in recipe.stages:
         if (Path(recipe.run) / name / "summary.json").is_file() and not (folder / name).exists():
             (folder / name).symlink_to(
-                (Path(recipe.run) / name).resolve(), target_is_directory=True
+                (Path(recipe.run) / name).resolve(),
+                target_is_directory=True,
             )
     return recipe.model_copy(
-        update={"run": str(folder), "repeat": None, "sweep": None, "on": "local"}
+        update={"run": str(folder), "repeat": None, "sweep": None, "on": "local"},
     )
 
 
@@ -142,7 +146,10 @@ def _tensors(stage: str, one: Path, other: Path) -> Compared:
     ]
     if files[0] != files[1] or not files[0]:
         return Compared(
-            stage, TENSORS, 0, f"not the same files: {[str(f) for f in files[0] + files[1]][:4]}"
+            stage,
+            TENSORS,
+            0,
+            f"not the same files: {[str(f) for f in files[0] + files[1]][:4]}",
         )
     count = 0
     for file in files[0]:
@@ -153,7 +160,7 @@ def _tensors(stage: str, one: Path, other: Path) -> Compared:
         for name, tensor in left.items():
             count += tensor.numel()
             if not torch.equal(
-                *(each.contiguous().view(-1).view(torch.uint8) for each in (tensor, right[name]))
+                *(each.contiguous().view(-1).view(torch.uint8) for each in (tensor, right[name])),
             ):
                 return Compared(stage, TENSORS, count, f"{file}: {name}")
     return Compared(stage, TENSORS, count)

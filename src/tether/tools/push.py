@@ -40,7 +40,7 @@ def open_hub(repository: str) -> Any:
     if not get_token():
         raise ConfigError(
             "--push needs a token of the hub: `hf auth login` keeps one, or set "
-            "HF_TOKEN to one that may write"
+            "HF_TOKEN to one that may write",
         )
     api = HfApi()
     with _in_words(f"{repository} cannot be written"):
@@ -61,7 +61,7 @@ def push_folder(api: Any, folder: Path, repository: str, *, private: bool) -> st
         if private and not api.repo_info(repository).private:
             raise ConfigError(
                 f"{repository} exists and is public, so nothing was uploaded: "
-                f"{folder} is written. Name another"
+                f"{folder} is written. Name another",
             )
         api.upload_folder(repo_id=repository, folder_path=folder, commit_message="Export of tether")
     return str(address)
@@ -82,5 +82,5 @@ def _in_words(what: str) -> Iterator[None]:
         raise RunError(f"{what}: the hub answers {status}. {advice}") from error
     except (HTTPError, ConnectionError, TimeoutError) as error:
         raise RunError(
-            f"{what}: no hub can be reached ({type(error).__name__}). Is the machine online?"
+            f"{what}: no hub can be reached ({type(error).__name__}). Is the machine online?",
         ) from error

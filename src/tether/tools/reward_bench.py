@@ -68,7 +68,7 @@ def bench_rewards(
         if not fitting:
             raise DataError(
                 f"{file}: none of its {len(rows)} pairs can be scored: {skipped}. "
-                "Raise --max-length for long ones"
+                "Raise --max-length for long ones",
             )
         bar = announce(name) if announce else None
         scores = []
@@ -106,7 +106,9 @@ def _columns(
 
 
 def _sides(
-    row: Comparison, encoder: ChatEncoder | None, max_length: int
+    row: Comparison,
+    encoder: ChatEncoder | None,
+    max_length: int,
 ) -> tuple[Comparison, list[Rollout]]:
     """Both sides of a pair, to be scored.
 
@@ -154,7 +156,9 @@ def _overlap(
 
 
 def scorer_of(
-    model: str, label: str | None = None, max_length: int = 2048
+    model: str,
+    label: str | None = None,
+    max_length: int = 2048,
 ) -> tuple[RewardSource, ChatEncoder | None]:
     """The source of scores: a trained reward model, with its encoder, or a sequence classifier."""
     folder = Path(model).expanduser()
@@ -167,8 +171,8 @@ def scorer_of(
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise MissingFileError(
             f"{folder} holds no trained reward model: give a run with a reward "
-            "stage, or its model folder"
+            "stage, or its model folder",
         )
     return ClassifierReward.load(
-        ClassifierConfig(source=model, label=label, max_length=max_length)
+        ClassifierConfig(source=model, label=label, max_length=max_length),
     ), None

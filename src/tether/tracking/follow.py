@@ -88,7 +88,8 @@ class TrackerThread(threading.Thread):
         another folder has news.
         """
         for manifest in sorted(
-            self.root.glob("**/manifest.json"), key=lambda path: path.stat().st_mtime
+            self.root.glob("**/manifest.json"),
+            key=lambda path: path.stat().st_mtime,
         ):
             if (place := manifest.parent) not in self.folders:
                 group = group_label(self.tracker, self.root)
@@ -109,7 +110,11 @@ class TrackerThread(threading.Thread):
                 "files of %s, as all is"
             )
             logging.getLogger(__name__).warning(
-                message, self.tracker, reason, self.tracker, self.root
+                message,
+                self.tracker,
+                reason,
+                self.tracker,
+                self.root,
             )
 
 
@@ -130,7 +135,7 @@ class TrackedFolder:
         self.steps: dict[str, int] = self.state["steps"]
         self.tails = {record: Tail(folder / record) for record in RECORDS}
         self.waiting: dict[int, dict[str, list[Json]]] = defaultdict(
-            lambda: {record: [] for record in RECORDS}
+            lambda: {record: [] for record in RECORDS},
         )
         self.due: list[int] = []
         self.tracker: Tracker | None = None
@@ -196,7 +201,7 @@ class TrackedFolder:
             metrics |= {} if is_control(row) else measured_means(row)
         for row in rows["metrics.jsonl"]:
             metrics |= numbers_in(
-                {key: value for key, value in row.items() if key not in ("step", "time")}
+                {key: value for key, value in row.items() if key not in ("step", "time")},
             )
             ended = row["time"]
         if metrics:
@@ -311,5 +316,6 @@ def measured_means(row: Json) -> dict[str, float]:
     columns = {key: without_none(column) for key, column in row["scores"].items()}
     means = {key: statistics.fmean(column) for key, column in columns.items() if column}
     return numbers_in(
-        {**means, **({"length": row["length"]} if "length" in row else {})}, row["name"]
+        {**means, **({"length": row["length"]} if "length" in row else {})},
+        row["name"],
     )

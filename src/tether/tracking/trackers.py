@@ -117,7 +117,9 @@ class Wandb:
 
     def alarm(self, alarm: Json) -> None:
         self.run.alert(
-            alarm["detector"], f"{alarm['message']} {alarm['advice']}", level=self.warning
+            alarm["detector"],
+            f"{alarm['message']} {alarm['advice']}",
+            level=self.warning,
         )
 
     def close(self, complete: bool) -> None:
@@ -137,7 +139,11 @@ def _wandb(run: TrackedRun) -> Wandb:
     try:
         resume = "allow" if run.id else None
         begun = wandb.init(
-            config=run.config, id=run.id, resume=resume, reinit="create_new", **settings
+            config=run.config,
+            id=run.id,
+            resume=resume,
+            reinit="create_new",
+            **settings,
         )
     except Exception:
         with contextlib.suppress(Exception):
@@ -184,7 +190,9 @@ class MLflow:
         place = experiment.experiment_id if experiment else self.client.create_experiment(name)
         title = f"{os.environ.get('MLFLOW_RUN_NAME', run.whole)}/{run.name}"
         self.id = self.client.create_run(
-            place, run_name=title, tags={"group": run.group}
+            place,
+            run_name=title,
+            tags={"group": run.group},
         ).info.run_id
         self.client.log_dict(self.id, run.config, "config.json")
 
@@ -202,7 +210,9 @@ class MLflow:
 
     def alarm(self, alarm: Json) -> None:
         self.client.log_dict(
-            self.id, alarm, f"alarms/step-{alarm['step']:06d}-{alarm['detector']}.json"
+            self.id,
+            alarm,
+            f"alarms/step-{alarm['step']:06d}-{alarm['detector']}.json",
         )
 
     def close(self, complete: bool) -> None:

@@ -23,7 +23,10 @@ class Browser:
 
     def __init__(self, app: Any) -> None:
         self.client = TestClient(
-            app, base_url=ORIGIN, headers={"origin": ORIGIN}, raise_server_exceptions=False
+            app,
+            base_url=ORIGIN,
+            headers={"origin": ORIGIN},
+            raise_server_exceptions=False,
         )
         self.page: Any = None
 

@@ -108,7 +108,8 @@ def test_an_invitation_is_shown_once_and_lets_in(come, visit, store):
         {"name": "some admin"},
     ):
         answer = admin.send(
-            "/admin/invite", **{"name": "Eve", "role": "annotator", "days": "3", **fields}
+            "/admin/invite",
+            **{"name": "Eve", "role": "annotator", "days": "3", **fields},
         )
         assert answer.status_code in (400, 409), fields
         admin.get("/admin")
@@ -168,7 +169,8 @@ def test_guidelines_without_criteria_given_keep_the_former_ones(store):
 
 
 @pytest.mark.parametrize(
-    "names", [["x"] * 2, [str(n) for n in range(11)], ["x" * 31], ["a\u202eb"]]
+    "names",
+    [["x"] * 2, [str(n) for n in range(11)], ["x" * 31], ["a\u202eb"]],
 )
 def test_criteria_that_no_form_could_hold_are_refused(names):
     with pytest.raises(ConfigError, match="criteria"):
@@ -208,7 +210,7 @@ def test_the_queue_shows_the_first_fifty(come, store):
     answers = [[Answer(p, (assistant(mark),)) for mark in "ab"] for p in prompts]
     store.add_answers([a for pair in answers for a in pair])
     store.add_tasks(
-        [TaskRow(prompt_id=a.prompt_id, first_id=a.id, second_id=b.id) for a, b in answers]
+        [TaskRow(prompt_id=a.prompt_id, first_id=a.id, second_id=b.id) for a, b in answers],
     )
     with store.transaction() as session:
         session.execute(TaskRow.__table__.update().values(state="expert"))
@@ -223,7 +225,9 @@ def test_who_clicks_one_side_is_named_on_the_overview(come, store):
     for place, name in enumerate(names):
         while held := work.next(name):
             work.judge(
-                held.assignment, name, Opinion(held.left if place == 2 else "first", seconds=5.0)
+                held.assignment,
+                name,
+                Opinion(held.left if place == 2 else "first", seconds=5.0),
             )
     assert {one.annotator for one in Overview(store).suspects} == {"annotator 2"}
     page = come("admin").get("/admin").text

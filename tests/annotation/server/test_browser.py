@@ -89,7 +89,7 @@ def visits(tmp_path: Any, browser: Any) -> Any:
     store = Store(tmp_path / "prefs.db")
     opened, settings = listen(SiteConfig(port=0, gold_every=0))
     server = uvicorn.Server(
-        uvicorn.Config(create_app(store, settings), log_level="warning", log_config=None)
+        uvicorn.Config(create_app(store, settings), log_level="warning", log_config=None),
     )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]})
     thread.start()
@@ -113,7 +113,7 @@ def words(store: Store, needed: int) -> None:
         [
             TaskRow(prompt_id=a.prompt_id, first_id=a.id, second_id=b.id, needed=needed)
             for a, b in pairs
-        ]
+        ],
     )
 
 
@@ -134,7 +134,8 @@ def press_better(page: Any) -> str:
 
 
 def test_people_judge_by_keys_an_expert_settles_and_a_reward_model_learns_it(
-    visits: Visits, tmp_path: Any
+    visits: Visits,
+    tmp_path: Any,
 ) -> None:
     store = visits.store
     words(store, needed=2)
@@ -228,7 +229,9 @@ OTHERS = [pytest.param(*pair, marks=pytest.mark.slow) for pair in ((360, "light"
 
 @pytest.mark.parametrize(("width", "scheme"), [(360, "dark"), (1280, "light"), *OTHERS])
 def test_every_page_fits_reads_well_and_has_its_landmarks(
-    visits: Visits, width: int, scheme: Any
+    visits: Visits,
+    width: int,
+    scheme: Any,
 ) -> None:
     filled(visits.store)
     visits.store.set_guidelines(
@@ -277,7 +280,8 @@ def test_nobody_sees_what_is_hidden(visits: Visits, size: tuple[int, int]) -> No
     filled(visits.store)
     for script in (True, False):
         page = visits.browser.new_context(
-            viewport={"width": size[0], "height": size[1]}, java_script_enabled=script
+            viewport={"width": size[0], "height": size[1]},
+            java_script_enabled=script,
         ).new_page()
         page.goto(f"{visits.origin}/join#{visits.store.invite('Ann')}")
         if script:
@@ -363,7 +367,7 @@ def test_a_million_characters_neither_run_nor_hang(visits: Visits) -> None:
     ]
     visits.store.add_answers(answers)
     visits.store.add_tasks(
-        [TaskRow(prompt_id=answers[0].prompt_id, first_id=answers[0].id, second_id=answers[1].id)]
+        [TaskRow(prompt_id=answers[0].prompt_id, first_id=answers[0].id, second_id=answers[1].id)],
     )
     page = visits.come("Ann")
     page.wait_for_selector(READY)

@@ -33,8 +33,11 @@ def serve(tmp_path):
         protocol = bounded_protocol(most, seconds)
         server = uvicorn.Server(
             uvicorn.Config(
-                create_app(store, settings), log_config=None, http=protocol, timeout_keep_alive=60
-            )
+                create_app(store, settings),
+                log_config=None,
+                http=protocol,
+                timeout_keep_alive=60,
+            ),
         )
         thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]})
         thread.start()

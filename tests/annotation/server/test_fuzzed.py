@@ -122,7 +122,11 @@ def test_odd_requests_get_a_page_and_leave_the_store_whole(app, come, visit, sto
 
 @pytest.mark.slow
 def test_five_thousand_odd_requests_get_a_page_and_leave_the_store_whole(
-    app, come, visit, store, tmp_path
+    app,
+    come,
+    visit,
+    store,
+    tmp_path,
 ):
     attack(app, come, visit, store, tmp_path, 5000)
     app.state.site.attempts.failed.clear()

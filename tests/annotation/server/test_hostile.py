@@ -27,7 +27,7 @@ INJECTION = "'); DROP TABLE judgments; --"
 
 ALLOWED = re.compile(
     "a|article|aside|b|blockquote|body|button|code|dd|details|div|dl|dt|em|fieldset|figcaption|figure|form|h1|h2|h3|h4|h5|h6|head|header|html|hr|br|input|kbd|label|legend"
-    "|li|line|link|main|meta|nav|ol|option|p|pre|progress|rect|s|script|section|select|small|span|strong|summary|svg|table|tbody|td|textarea|th|thead|title|tr|ul"
+    "|li|line|link|main|meta|nav|ol|option|p|pre|progress|rect|s|script|section|select|small|span|strong|summary|svg|table|tbody|td|textarea|th|thead|title|tr|ul",
 )
 
 
@@ -70,8 +70,8 @@ def test_nothing_that_models_or_people_write_runs(come, store, visit):
                 first_id=answers[0].id,
                 second_id=answers[1].id,
                 priority=-5.0,
-            )
-        ]
+            ),
+        ],
     )
     store.set_guidelines(HOSTILE_MARKDOWN, SCRIPT, ["<b>kind</b>"])
     ann, expert, admin = come(name=SCRIPT[:80]), come("expert"), come("admin")
@@ -123,8 +123,8 @@ def test_an_answer_of_a_million_characters_is_a_small_page_and_whole_on_request(
                 first_id=answers[0].id,
                 second_id=answers[1].id,
                 priority=-5.0,
-            )
-        ]
+            ),
+        ],
     )
     ann = come()
     page = ann.get("/judge")
@@ -180,13 +180,15 @@ def test_sql_in_every_field_is_only_text(come, store):
     with store.reading() as session:
         assert (
             session.execute(
-                sql("SELECT count(*) FROM judgments WHERE comment = :c"), {"c": INJECTION}
+                sql("SELECT count(*) FROM judgments WHERE comment = :c"),
+                {"c": INJECTION},
             ).scalar()
             == 1
         )
         assert (
             session.execute(
-                sql("SELECT count(*) FROM flags WHERE reason = :c"), {"c": INJECTION}
+                sql("SELECT count(*) FROM flags WHERE reason = :c"),
+                {"c": INJECTION},
             ).scalar()
             == 1
         )
@@ -217,7 +219,9 @@ def test_a_huge_or_strange_body_is_refused_before_it_is_read(come, store):
     assert ann.client.post("/judge", content=parts, headers=form).status_code == 413
     assert (
         ann.client.post(
-            "/judge", content=b"&".join(b"a%d=1" % n for n in range(1000)), headers=form
+            "/judge",
+            content=b"&".join(b"a%d=1" % n for n in range(1000)),
+            headers=form,
         ).status_code
         == 400
     )

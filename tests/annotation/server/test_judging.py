@@ -37,7 +37,9 @@ def sides(page):
 
 
 def test_the_answer_that_stood_on_the_chosen_side_is_kept_with_all_that_was_said(
-    come, store, clock
+    come,
+    store,
+    clock,
 ):
     version = store.set_guidelines("Look for **kindness**.", "me", ["kind", "true"])
     ann = come()
@@ -163,7 +165,7 @@ def test_an_expert_sees_others_words_by_the_sides_on_the_own_screen(app, come, s
             r"<li><b>(Answer \d)</b>, by far: <span dir=\"auto\">for the "
             r"(\w+)</span>",
             expert.page.text,
-        )
+        ),
     )
     assert said == {"Answer 1": left, "Answer 2": "second" if left == "first" else "first"}
 
@@ -173,7 +175,8 @@ def test_what_annotators_see_gives_nothing_away(come, store):
     page = come().get("/judge").text
     visible = re.sub(r'name="token" value="\w+"|\?v=\w+', "", page)
     assert "gold" not in visible and not re.search(
-        r'\b(first|second|known|score|model)\b"', visible
+        r'\b(first|second|known|score|model)\b"',
+        visible,
     )
 
 
@@ -191,7 +194,7 @@ def test_progress_counts_what_is_left_and_a_pause_is_offered(store, come, app):
                     r"you|left)",
                     ann.page.text,
                 )
-            )
+            ),
         )
         ann.send("/judge", choice="left")
         assert (ann.page.url.path == "/rest") == (number in (5, 10))
@@ -233,7 +236,11 @@ def test_a_judgment_sent_twice_is_one_and_another_in_its_place_is_explained(come
     ],
 )
 def test_a_form_with_nonsense_is_refused_in_a_sentence_and_nothing_is_kept(
-    come, store, path, fields, status
+    come,
+    store,
+    path,
+    fields,
+    status,
 ):
     store.set_guidelines("", criteria=["kind"])
     ann = come()
@@ -261,8 +268,8 @@ def test_long_and_many_turned_texts_are_shown_in_part_and_whole_on_request(come,
                 first_id=answers[0].id,
                 second_id=answers[1].id,
                 priority=-5.0,
-            )
-        ]
+            ),
+        ],
     )
     ann = come()
     page = ann.get("/judge").text
@@ -293,7 +300,10 @@ def test_a_time_that_ran_out_is_explained(come, store, clock, app):
 
 
 def test_a_store_on_which_nothing_can_be_written_is_told_and_loses_nothing(
-    come, store, app, monkeypatch
+    come,
+    store,
+    app,
+    monkeypatch,
 ):
     from sqlalchemy.exc import OperationalError
 

@@ -115,7 +115,9 @@ def test_an_address_may_be_written_otherwise_than_browsers_say_it(store, address
 
     def post():
         return browser.client.post(
-            "/join", data={"code": "x", "token": token}, headers={"cookie": cookies}
+            "/join",
+            data={"code": "x", "token": token},
+            headers={"cookie": cookies},
         )
 
     assert "not valid" in post().text
@@ -188,7 +190,8 @@ def test_a_form_without_any_origin_or_with_a_foreign_token_is_refused(come, visi
     fields = {**ann.hidden(), "choice": "left"}
     for token in (None, "", "x", "ä", bob.hidden()["token"]):
         answer = ann.client.post(
-            "/judge", data={k: v for k, v in {**fields, "token": token}.items() if v is not None}
+            "/judge",
+            data={k: v for k, v in {**fields, "token": token}.items() if v is not None},
         )
         assert answer.status_code == 403 and "older visit" in answer.text
     del ann.client.headers["origin"]
@@ -201,7 +204,9 @@ def test_a_form_without_any_origin_or_with_a_foreign_token_is_refused(come, visi
     assert store.counts()["judgments"] == 0
     assert (
         ann.client.post(
-            "/judge", data=fields, headers={"sec-fetch-site": "same-origin"}
+            "/judge",
+            data=fields,
+            headers={"sec-fetch-site": "same-origin"},
         ).status_code
         == 200
     )
@@ -225,7 +230,7 @@ def test_pages_of_others_are_closed(come, store, role):
     assert [somebody.get(path).status_code for path in gets] == [403] * len(gets)
     somebody.get("/rest")
     assert [somebody.send(path, **fields).status_code for path, fields in posts.items()] == [
-        403
+        403,
     ] * 3
     assert len(store.annotators()) == 1 and store.all_guidelines() == []
 
@@ -267,7 +272,10 @@ def test_a_program_that_is_not_signed_in_gets_the_door_alone_at_every_path(app, 
         if path != "/join" and not path.startswith("/static"):
             for headers in ({}, {"origin": "http://evil.example"}):
                 answer = visit().client.request(
-                    method, path, headers=headers, follow_redirects=False
+                    method,
+                    path,
+                    headers=headers,
+                    follow_redirects=False,
                 )
                 refused = (303, "/join") if method == "GET" else (401, None)
                 assert (answer.status_code, answer.headers.get("location")) == refused, (

@@ -70,13 +70,16 @@ def test_a_whole_session_leaves_no_secret_in_the_log(path: Path) -> None:
         assert first and first[1] == address
         secrets = [first[2]]
         with httpx2.Client(
-            base_url=address, headers={"origin": address}, follow_redirects=True, timeout=30
+            base_url=address,
+            headers={"origin": address},
+            follow_redirects=True,
+            timeout=30,
         ) as client:
 
             def send(where: str, page: Any, **fields: str) -> Any:
                 answer = client.post(where, data={**hidden(page.text), **fields})
                 secrets.extend(
-                    [*client.cookies.values(), hidden(answer.text).get("token", first[2])]
+                    [*client.cookies.values(), hidden(answer.text).get("token", first[2])],
                 )
                 return answer
 
@@ -98,7 +101,8 @@ def test_a_whole_session_leaves_no_secret_in_the_log(path: Path) -> None:
                 page = send(where, client.get("/judge"), **fields)
             send("/leave", client.get("/rest"))
     log = "".join(lines).replace(
-        "".join(lines[: next(n for n, line in enumerate(lines) if "Started" in line)]), ""
+        "".join(lines[: next(n for n, line in enumerate(lines) if "Started" in line)]),
+        "",
     )
     assert log.count("POST /join") == 3 and log.count("POST /judge") == 1 and "Traceback" not in log
     kinds = {secret for secret in secrets if secret}
@@ -156,7 +160,9 @@ def test_it_says_who_can_reach_it_and_makes_a_first_administrator_only_once(path
     ],
 )
 def test_what_cannot_be_served_is_told_in_a_sentence(
-    path: Path, options: list[str], message: str
+    path: Path,
+    options: list[str],
+    message: str,
 ) -> None:
     (path.parent / "guidelines.md").write_text("not a database, but long enough to look at" * 30)
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -166,7 +172,10 @@ def test_what_cannot_be_served_is_told_in_a_sentence(
             "taken": taken.getsockname()[1],
         }
         ended = tether(
-            "prefs", "serve", *(option.format(**names) for option in options), cwd=path.parent
+            "prefs",
+            "serve",
+            *(option.format(**names) for option in options),
+            cwd=path.parent,
         )
     assert ended.returncode == 2 and message in ended.stderr and "Traceback" not in ended.stderr
 
@@ -179,7 +188,7 @@ def test_guidelines_and_criteria_are_put_in_force_once(path: Path) -> None:
             pass
         store = Store(path)
         assert [(g.version, g.text, g.criteria) for g in store.all_guidelines()] == [
-            (expected, "be kind", ["kind"])
+            (expected, "be kind", ["kind"]),
         ]
         store.close()
 

@@ -48,7 +48,7 @@ def main():
                 "std_delta_len": gamed["differences"],
                 "instruction_difficulty": gamed["difficulty"],
                 "not_gamed_baseline": False,
-            }
+            },
         )
         rows = pd.DataFrame(
             {
@@ -58,7 +58,7 @@ def main():
                 "generator_1": "base",
                 "generator_2": "model",
                 "annotator": "made-up",
-            }
+            },
         )
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "df_gamed.csv"
@@ -66,7 +66,9 @@ def main():
             glm_winrate.hf_hub_download = lambda path=path, **_: path
             for name in glm_winrate.GLM_INFO:
                 result = glm_winrate.get_length_controlled_winrate(
-                    rows.copy(), glm_name=name, save_weights_dir=None
+                    rows.copy(),
+                    glm_name=name,
+                    save_weights_dir=None,
                 )
                 print(
                     (seed, name),

@@ -26,7 +26,10 @@ def tokenizer():
     inner.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=360, special_tokens=["<|end|>"], initial_alphabet=alphabet, show_progress=False
+        vocab_size=360,
+        special_tokens=["<|end|>"],
+        initial_alphabet=alphabet,
+        show_progress=False,
     )
     inner.train_from_iterator([" ".join(WORDS), "Question: Answer: The following are"], trainer)
     return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|end|>", pad_token="<|end|>")
@@ -38,7 +41,7 @@ def rows(layout, count=60):
 
     def phrase(least, most):
         return " ".join(
-            drawn.choices([*WORDS, "café", "naïve", "Überfluß"], k=drawn.randint(least, most))
+            drawn.choices([*WORDS, "café", "naïve", "Überfluß"], k=drawn.randint(least, most)),
         )
 
     made = []
@@ -52,7 +55,7 @@ def rows(layout, count=60):
         elif layout == "mmlu":
             subject = "abstract_algebra"
             made.append(
-                {"question": question, "subject": subject, "choices": choices, "answer": answer}
+                {"question": question, "subject": subject, "choices": choices, "answer": answer},
             )
         else:
             made.append(
@@ -62,7 +65,7 @@ def rows(layout, count=60):
                     "ctx_b": "the man" if number % 2 else "",
                     "endings": [f"{choice} [step]  {phrase(1, 2)}." for choice in choices],
                     "label": str(answer),
-                }
+                },
             )
     return made
 
@@ -113,7 +116,10 @@ def main():
                 **wording,
             }
             result = lm_eval.simple_evaluate(
-                model=model, tasks=[task], bootstrap_iters=0, log_samples=True
+                model=model,
+                tasks=[task],
+                bootstrap_iters=0,
+                log_samples=True,
             )
         figures = [round(60 * result["results"][layout][f"{metric},none"]) for metric in METRICS]
         samples = sorted(result["samples"][layout], key=lambda sample: sample["doc_id"])

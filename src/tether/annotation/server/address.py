@@ -78,6 +78,6 @@ def listen(settings: Where) -> tuple[socket.socket, Where]:
         opened.close()
         where = f"{settings.host} port {settings.port}"
         raise ConfigError(
-            f"cannot listen at {where}: {one_line(error)}. Choose another --port or --host"
+            f"cannot listen at {where}: {one_line(error)}. Choose another --port or --host",
         ) from error
     return opened, settings.model_copy(update={"port": opened.getsockname()[1]})

@@ -113,7 +113,10 @@ async def _apology(request: Request, error: Exception) -> Response:
             text = "Perhaps the address was cut off." if standard else str(error.detail)
             link = ("/join", "Sign in") if error.status_code == 401 else ("/", "Go on")
             response = site.message(
-                error.status_code, TITLES.get(error.status_code, "This did not work"), text, link
+                error.status_code,
+                TITLES.get(error.status_code, "This did not work"),
+                text,
+                link,
             )
             response.headers.update(error.headers or {})
             return response

@@ -67,17 +67,22 @@ class BoundedProtocol(H11Protocol):
 
     def _give_up(self) -> None:
         _LOG.warning(
-            "closed a connection from %s: no whole request within %g s", self.address, self.seconds
+            "closed a connection from %s: no whole request within %g s",
+            self.address,
+            self.seconds,
         )
         self.transport.abort()
 
 
 def bounded_protocol(
-    most: int | None = CONNECTIONS, seconds: float = REQUEST_SECONDS
+    most: int | None = CONNECTIONS,
+    seconds: float = REQUEST_SECONDS,
 ) -> type[BoundedProtocol]:
     """The protocol of one server; `most` None: no bound of connections, as behind a proxy, where
     all come from one address.
     """
     return type(
-        "BoundedProtocol", (BoundedProtocol,), {"most": most, "seconds": seconds, "held": Counter()}
+        "BoundedProtocol",
+        (BoundedProtocol,),
+        {"most": most, "seconds": seconds, "held": Counter()},
     )

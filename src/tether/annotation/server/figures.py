@@ -99,14 +99,21 @@ class Waiting:
     """
 
     def __init__(
-        self, session: Session, task: TaskRow, prompt: PromptRow, expert: AnnotatorRow
+        self,
+        session: Session,
+        task: TaskRow,
+        prompt: PromptRow,
+        expert: AnnotatorRow,
     ) -> None:
         judged = session.scalars(
-            select(JudgmentRow).where(JudgmentRow.task_id == task.id, LIVE).order_by(JudgmentRow.id)
+            select(JudgmentRow)
+            .where(JudgmentRow.task_id == task.id, LIVE)
+            .order_by(JudgmentRow.id),
         ).all()
         open_flags = select(FlagRow.reason).where(FlagRow.task_id == task.id, OPEN)
         own = select(AssignmentRow.state).where(
-            AssignmentRow.task_id == task.id, AssignmentRow.annotator_id == expert.id
+            AssignmentRow.task_id == task.id,
+            AssignmentRow.annotator_id == expert.id,
         )
         self.task = task.id
         self.prompt = prompt.messages[-1]["content"][:300]
@@ -150,7 +157,10 @@ class Overview:
 
 
 def _histogram(
-    cast: Sequence[Vote], now: float, width: float, number: int
+    cast: Sequence[Vote],
+    now: float,
+    width: float,
+    number: int,
 ) -> list[tuple[float, int]]:
     last = int(now // width)
     counts = Counter(int(vote.at // width) for vote in cast)

@@ -38,7 +38,8 @@ NOT_OURS = "This server does not answer to that name. Open it by the address in 
 
 
 async def guarded(
-    request: Request, call_next: Callable[[Request], Awaitable[Response]]
+    request: Request,
+    call_next: Callable[[Request], Awaitable[Response]],
 ) -> Response:
     """Middleware: refuses names that are not ours (DNS rebinding) and puts the headers on every
     response.
@@ -139,7 +140,8 @@ def check_token(form: Form, *secrets: str) -> None:
         s and hmac.compare_digest(form["token"].encode(), form_token(s).encode()) for s in secrets
     ):
         raise HTTPException(
-            403, "This form belongs to an older visit. Load the page again and repeat what you did."
+            403,
+            "This form belongs to an older visit. Load the page again and repeat what you did.",
         )
 
 
@@ -156,7 +158,8 @@ def _check_origin(request: Request) -> None:
     )
     if foreign or (origin is None and site is None):
         raise HTTPException(
-            403, "This was not sent from a page of this server, so nothing was done."
+            403,
+            "This was not sent from a page of this server, so nothing was done.",
         )
 
 
@@ -166,7 +169,10 @@ class Attempts:
     """
 
     def __init__(
-        self, allowed: int, capacity: int = 10_000, clock: Callable[[], float] = time.monotonic
+        self,
+        allowed: int,
+        capacity: int = 10_000,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.allowed = allowed
         self.capacity = capacity

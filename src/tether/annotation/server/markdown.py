@@ -75,10 +75,10 @@ def beginning(text: str) -> Markup:
 @cache
 def _parser() -> MarkdownIt:
     parser = MarkdownIt("commonmark", {"html": False, "maxNesting": 60}).enable(
-        ["table", "strikethrough"]
+        ["table", "strikethrough"],
     )
     parser.validateLink = lambda url: bool(
-        re.match(r"(https?://|mailto:)", url.strip(), re.IGNORECASE)
+        re.match(r"(https?://|mailto:)", url.strip(), re.IGNORECASE),
     )
     renderer: Any = parser.renderer
     renderer.rules |= {

@@ -195,7 +195,9 @@ def whole_text(visit: Judge, assignment: Number, part: str, turn: Place = None) 
         raise HTTPException(404, "There is no such text, or it is not yours to read.") from None
     show = markdown.as_written if part == "prompt" and turn is None else markdown.rendered
     return visit.page(
-        "whole.html", title=names[part], texts=[(m.role, show(m.spoken)) for m in turns]
+        "whole.html",
+        title=names[part],
+        texts=[(m.role, show(m.spoken)) for m in turns],
     )
 
 
@@ -205,7 +207,10 @@ def experts(visit: Expert) -> Response:
     store = visit.site.store
     total = store.counts()["tasks_expert"]
     return visit.page(
-        "experts.html", rows=waiting(store, visit.person), total=total, said_of=_summary
+        "experts.html",
+        rows=waiting(store, visit.person),
+        total=total,
+        said_of=_summary,
     )
 
 
@@ -247,7 +252,7 @@ def _summary(choices: Counter[str]) -> str:
     ties = choices["tie"] + choices["both_bad"]
     sides = sorted((choices["first"], choices["second"]), reverse=True)
     parts = [f"{sides[0]} for one answer"] * bool(sides[0]) + [f"{sides[1]} for the other"] * bool(
-        sides[1]
+        sides[1],
     )
     return ", ".join(parts + [f"{ties} undecided"] * bool(ties)) or "no judgments yet"
 
@@ -275,7 +280,7 @@ def invite_person(visit: Admin, form: Sent) -> Response:
     if name == visit.person.name:
         raise StoreError(
             "a new invitation for yourself would log you out. Ask another "
-            "administrator or the command line"
+            "administrator or the command line",
         )
     secret = site.store.invite(name, role, days)  # type: ignore[arg-type]
     role = next(person.role for person in site.store.annotators() if person.name == name)
@@ -286,7 +291,11 @@ def invite_person(visit: Admin, form: Sent) -> Response:
     )
     until = site.store.clock() + days * DAY
     return visit.page(
-        "invited.html", name=name, role=role, link=f"{base}/join#{secret}", until=until
+        "invited.html",
+        name=name,
+        role=role,
+        link=f"{base}/join#{secret}",
+        until=until,
     )
 
 
@@ -296,7 +305,7 @@ def access(visit: Admin, form: Sent) -> Response:
     lock = form["lock"] == "1"
     if name == visit.person.name:
         raise StoreError(
-            "you cannot lock yourself out. Another administrator or the command line can"
+            "you cannot lock yourself out. Another administrator or the command line can",
         )
     visit.site.store.lock_out(name, lock)
     return go(f"/admin?done={'locked' if lock else 'open'}")
@@ -310,7 +319,10 @@ def guidelines_page(visit: Admin, version: Place = None) -> Response:
     if version and shown.version != version:
         raise HTTPException(404, "There is no such version of the guidelines.")
     return visit.page(
-        "guidelines.html", shown=shown, versions=store.all_guidelines()[::-1], MAX=MAX_GUIDELINES
+        "guidelines.html",
+        shown=shown,
+        versions=store.all_guidelines()[::-1],
+        MAX=MAX_GUIDELINES,
     )
 
 
@@ -320,7 +332,7 @@ def write(visit: Admin, form: Sent) -> Response:
     if len(text) > MAX_GUIDELINES:
         raise StoreError(
             f"guidelines have at most {MAX_GUIDELINES} characters; these have "
-            f"{len(text)}. Nobody reads as many"
+            f"{len(text)}. Nobody reads as many",
         )
     visit.site.store.set_guidelines(text, visit.person.name, form["criteria"].split("\n"))
     return go("/admin?done=guidelines")

@@ -80,7 +80,11 @@ class Site:
         return HTMLResponse(text.encode("utf-8", "replace"), status)
 
     def message(
-        self, status: int, title: str, text: str, link: tuple[str, str] = ("/", "Go on")
+        self,
+        status: int,
+        title: str,
+        text: str,
+        link: tuple[str, str] = ("/", "Go on"),
     ) -> Response:
         """A page with a sentence and a way on, which needs nothing that could be broken."""
         return self.filled(
@@ -97,7 +101,13 @@ class Site:
     def set_cookie(self, response: Response, name: str, value: str, seconds: float) -> None:
         secure = self.settings.secure
         response.set_cookie(
-            name, value, int(seconds), httponly=True, samesite="strict", secure=secure, path="/"
+            name,
+            value,
+            int(seconds),
+            httponly=True,
+            samesite="strict",
+            secure=secure,
+            path="/",
         )
 
 
@@ -133,7 +143,12 @@ class Visit:
         path = self.request.url.path
         token = form_token(self.secret)
         response = self.site.filled(
-            template, status, person=self.somebody, token=token, path=path, **values
+            template,
+            status,
+            person=self.somebody,
+            token=token,
+            path=path,
+            **values,
         )
         if self.fresh:
             self.site.set_cookie(response, VISIT, self.secret, 3600)
@@ -154,7 +169,8 @@ def seen_by(*roles: str) -> Any:
     async def seen(visit: Anybody) -> Visit:  # async: not worth a thread
         if visit.person.role not in roles:
             raise HTTPException(
-                403, f"This page is for {' and '.join(f'{role}s' for role in roles)}."
+                403,
+                f"This page is for {' and '.join(f'{role}s' for role in roles)}.",
             )
         return visit
 

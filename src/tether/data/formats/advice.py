@@ -19,7 +19,7 @@ _SCALE = re.compile(
 )
 _ANSWER = re.compile(
     r"(?<![a-z])(good|bad|better|worse|best|worst|winner|loser|win|lose|preferred|accepted|chosen|rejected|positive|negative"
-    r"|answers?|responses?|completions?|reply|output)(?![a-z])"
+    r"|answers?|responses?|completions?|reply|output)(?![a-z])",
 )
 _EXAMPLES = {
     Prompt: 'prompt = "question"',

@@ -38,7 +38,11 @@ def read_arena(row: Row) -> Iterator[Comparison]:
     ]
     votes = {fields.text(row, "judge"): lean} if fields.has(row, "judge") else {}
     yield _battle(
-        row, cut, lean, votes=votes, facts=facts | ({"later_turns": later} if later else {})
+        row,
+        cut,
+        lean,
+        votes=votes,
+        facts=facts | ({"later_turns": later} if later else {}),
     )
 
 
@@ -60,7 +64,7 @@ def read_arena_lists(row: Row) -> Iterator[Comparison]:
     won = [name for name in _WON if fields.has(row, name) and fields.boolean(row[name], name)]
     if len(won) != 1:
         raise DataError(
-            f"unreadable verdict: {len(won)} of winner_model_a, winner_model_b and winner_tie are 1"
+            f"unreadable verdict: {len(won)} of winner_model_a, winner_model_b and winner_tie are 1",
         )
     yield _battle(row, both, _WON[won[0]])
 
@@ -79,7 +83,7 @@ def read_rated(row: Row) -> Iterator[Comparison]:
 def _interleaved(questions: tuple[str, ...], answers: tuple[str, ...], name: str) -> Conversation:
     if len(questions) != len(answers):
         raise DataError(
-            f"uneven lists: {len(questions)} turns in prompt but {len(answers)} in {name}"
+            f"uneven lists: {len(questions)} turns in prompt but {len(answers)} in {name}",
         )
     return tuple(
         turn
@@ -98,5 +102,9 @@ def _battle(row: Row, both: list[Conversation], lean: float, **more: Any) -> Com
         else fields.system_turn(row) + one[:length]
     )
     return compared(
-        prompt, (one[length:], other[length:]), lean, models=models if any(models) else (), **more
+        prompt,
+        (one[length:], other[length:]),
+        lean,
+        models=models if any(models) else (),
+        **more,
     )

@@ -65,7 +65,7 @@ def parquet_rows(stream: io.BufferedReader, where: str) -> Iterator[tuple[int, R
     except (pa.ArrowException, *_UNREADABLE) as error:
         raise DataError(
             f"{where}: not a readable Parquet file ({one_line(error)}). Copy or "
-            "download the file again."
+            "download the file again.",
         ) from error
 
 
@@ -86,7 +86,7 @@ def arrow_rows(stream: io.BufferedReader, where: str) -> Iterator[tuple[int, Row
     except (pa.ArrowException, *_UNREADABLE) as error:
         raise DataError(
             f"{where}: not a readable Arrow file ({one_line(error)}). Copy or "
-            "download the file again."
+            "download the file again.",
         ) from error
 
 

@@ -17,7 +17,7 @@ from tether.settings.synonyms import alike
 
 _INDEX = re.compile(r"-?\d{1,9}")
 _NUMBERED = re.compile(
-    r"annotator_?\d{1,9}|(quotes|tokens|answer|score|generator|model|output)_[012ab]"
+    r"annotator_?\d{1,9}|(quotes|tokens|answer|score|generator|model|output)_[012ab]",
 )
 OPTIONAL = (
     "system tools images input context history output response completion solution answer "
@@ -86,14 +86,18 @@ def _value(value: object, path: str, before: str, beside: Row) -> tuple[JsonValu
 
 
 def _inner(
-    values: Mapping[JsonValue, object], key: str | int, path: str, before: str, beside: Row
+    values: Mapping[JsonValue, object],
+    key: str | int,
+    path: str,
+    before: str,
+    beside: Row,
 ) -> tuple[JsonValue, list[str]]:
     """The same behind one of these values."""
     place = f"{before}.{key}" if before else str(key)
     reached, places = _value(values[key], path, place, beside) if path else (values[key], [])
     if before:
         beside.update(
-            {f"{before}.{other}": value for other, value in values.items() if other != key}
+            {f"{before}.{other}": value for other, value in values.items() if other != key},
         )
     return reached, [place, *places]
 
@@ -113,7 +117,7 @@ def strange_names(names: Iterable[str], of_formats: Iterable[str]) -> dict[str, 
         of_formats: the columns that formats need, as `Format.columns` writes them.
     """
     all_names = sorted(
-        {*OPTIONAL.split(), *(one for columns in of_formats for one in columns.split("|"))}
+        {*OPTIONAL.split(), *(one for columns in of_formats for one in columns.split("|"))},
     )
     others = (name for name in names if name not in all_names and not _NUMBERED.fullmatch(name))
     return {
@@ -130,7 +134,7 @@ def no_column_twice(names: Sequence[str], where: str) -> Sequence[str]:
     """
     if twice := next((name for name, count in Counter(names).items() if name and count > 1), ""):
         raise DataError(
-            f"{where}: column {twice:.40} stands twice. Rename or remove one of the two."
+            f"{where}: column {twice:.40} stands twice. Rename or remove one of the two.",
         )
     return names
 
@@ -154,7 +158,7 @@ def rows_of_columns(table: Facts) -> list[Row] | None:
     if len({len(column) for column in columns}) > 1:
         lengths = ", ".join(f"{name} has {len(column)}" for name, column in table.items())
         raise DataError(
-            f"columns of one table differ in their lengths: {lengths}. Give each as many values"
+            f"columns of one table differ in their lengths: {lengths}. Give each as many values",
         )
     return [dict(zip(table, cells, strict=True)) for cells in zip(*columns, strict=True)]
 

@@ -36,7 +36,7 @@ _NAMED = 8
 """Files that are left out for one reason, of which the log has the names."""
 _LOG = logging.getLogger("tether.data")
 _HUB = re.compile(
-    r"hub:(?P<name>\w[\w.-]*/\w[\w.-]*)(?:/(?P<config>[\w.-]+))?(?::(?P<split>[\w.\[\]%:+-]+))?"
+    r"hub:(?P<name>\w[\w.-]*/\w[\w.-]*)(?:/(?P<config>[\w.-]+))?(?::(?P<split>[\w.\[\]%:+-]+))?",
 )
 _LONGEST_CELL = 1 << 24  # an unclosed quote would otherwise read the rest of the file into one cell
 _FOREIGN = {
@@ -118,7 +118,7 @@ def _resolve(source: str | Path) -> list[Place]:
         return [_hub(source)]
     if not str(source).strip():
         raise DataError(
-            "the name of a data source is empty. Name a file, a folder or hub:owner/name."
+            "the name of a data source is empty. Name a file, a folder or hub:owner/name.",
         )
     try:
         path = Path(source).expanduser()
@@ -129,7 +129,7 @@ def _resolve(source: str | Path) -> list[Place]:
     except (OSError, RuntimeError) as error:
         reason = (isinstance(error, OSError) and error.strerror) or error
         raise DataError(
-            f"{source!s:.200} cannot be read: {reason}. Mend that, or name another file or folder."
+            f"{source!s:.200} cannot be read: {reason}. Mend that, or name another file or folder.",
         ) from None
     if entries is not None:
         folder = data_files(path)
@@ -151,12 +151,12 @@ def _resolve(source: str | Path) -> list[Place]:
         return [_file(file) for file in folder.files]
     if not exists:
         raise MissingFileError(
-            f"data file not found: {path}. Give the path of a file or a folder, or hub:owner/name."
+            f"data file not found: {path}. Give the path of a file or a folder, or hub:owner/name.",
         )
     if not is_file:
         raise DataError(
             f"{path} is neither a file nor a folder, and data is read more than once. "
-            "Save it in a file."
+            "Save it in a file.",
         )
     if suffix_of(path) not in SUFFIXES:
         raise DataError(f"{path}: {unknown_kind(path)}")
@@ -171,11 +171,13 @@ def _hub(source: str) -> Place:
     if address is None:
         raise DataError(
             f"{source!r} is no data set on the hub. Write hub:owner/name, hub:owner/name:split or "
-            "hub:owner/name/config:split."
+            "hub:owner/name/config:split.",
         )
     name, config, split = address.groups()
     return Place(
-        source, name.rpartition("/")[2], partial(_hub_rows, name, config, split or "train")
+        source,
+        name.rpartition("/")[2],
+        partial(_hub_rows, name, config, split or "train"),
     )
 
 
@@ -190,7 +192,7 @@ def _hub_rows(name: str, config: str | None, split: str) -> Numbered:
         raise DataError(
             f"the hub data set {place} cannot be read: {type(error).__name__}: {str(error)[:300]}. "
             "Check the name and the connection; without one, download it elsewhere and give the "
-            "path of its files."
+            "path of its files.",
         ) from error
 
 
@@ -210,7 +212,9 @@ def _stream(name: str, config: str | None, split: str) -> Any:
 
 def _file(path: Path) -> Place:
     return Place(
-        str(path), path.name[: path.name.lower().rindex(suffix_of(path))], partial(_file_rows, path)
+        str(path),
+        path.name[: path.name.lower().rindex(suffix_of(path))],
+        partial(_file_rows, path),
     )
 
 
@@ -221,10 +225,10 @@ def _file_rows(path: Path) -> Numbered:
     except (EOFError, zlib.error, OSError) as error:
         if isinstance(error, OSError) and error.strerror:
             raise DataError(
-                f"{path} cannot be read: {error.strerror}. Mend that, or name another file."
+                f"{path} cannot be read: {error.strerror}. Mend that, or name another file.",
             ) from error
         raise DataError(
-            f"{path} is cut off or damaged ({one_line(error)}). Copy or download the file again."
+            f"{path} is cut off or damaged ({one_line(error)}). Copy or download the file again.",
         ) from error
 
 
@@ -237,7 +241,8 @@ def _unpacked(stream: io.BufferedReader) -> io.BufferedReader:
         import pyarrow as pa
 
         return io.BufferedReader(
-            _Unpacking(pa.CompressedInputStream(stream, "zstd"), stream), json_rows.CHUNK
+            _Unpacking(pa.CompressedInputStream(stream, "zstd"), stream),
+            json_rows.CHUNK,
         )
     return stream
 
@@ -304,7 +309,7 @@ def _table(stream: IO[bytes], delimiter: str, where: str) -> Numbered:
         if len(header) == 1 and (other := next((mark for mark in ";\t|" if mark in header[0]), "")):
             raise DataError(
                 f"{where}: its columns are parted by {other!r}. Part them by commas, "
-                "or by tabs in a .tsv file."
+                "or by tabs in a .tsv file.",
             )
         begins = reader.line_num + 1
         for cells in reader:
@@ -313,7 +318,7 @@ def _table(stream: IO[bytes], delimiter: str, where: str) -> Numbered:
             begins = reader.line_num + 1
     except csv.Error as error:
         raise DataError(
-            f"{where}, line {reader.line_num}: {error}. A quote is probably not closed."
+            f"{where}, line {reader.line_num}: {error}. A quote is probably not closed.",
         ) from error
 
 

@@ -89,7 +89,8 @@ _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 def _column(row: Row) -> str:
     """The column of the conversation."""
     return next((name for name in CONVERSATIONS[:2] if fields.has(row, name)), "") or next(
-        (name for name in CONVERSATIONS[2:] if nested.is_dialogue(row, name)), CONVERSATIONS[0]
+        (name for name in CONVERSATIONS[2:] if nested.is_dialogue(row, name)),
+        CONVERSATIONS[0],
     )
 
 
@@ -138,7 +139,7 @@ def read_conversation(row: Row) -> Iterator[Demonstration]:
     if all(turn.content.strip() in ("+", "-") for turn in replies):
         raise DataError(
             "verdicts in place of replies: each assistant turn is + or -, which "
-            "judges a step of the turn before"
+            "judges a step of the turn before",
         )
     if not any(turn.train for turn in replies):
         raise LeftOutError("no turn to learn: a flag keeps each assistant turn out of the loss")
@@ -186,8 +187,9 @@ def read_calls(row: Row) -> Iterator[Demonstration]:
     yield Demonstration(
         prompt
         + read_message(
-            {"role": "assistant", "tool_calls": nested.listed_in(row, "answers")}, "answers"
-        )
+            {"role": "assistant", "tool_calls": nested.listed_in(row, "answers")},
+            "answers",
+        ),
     )
 
 
@@ -262,7 +264,8 @@ def read_turns(row: Row) -> Iterator[Prompt]:
     if len(questions) > 1:
         leave_out(row, "turns after the first")
     yield Prompt(
-        fields.checked_prompt((user(questions[0]),)), metadata={"later_turns": tuple(questions[1:])}
+        fields.checked_prompt((user(questions[0]),)),
+        metadata={"later_turns": tuple(questions[1:])},
     )
 
 
@@ -285,7 +288,8 @@ def read_self_instruct(row: Row) -> Iterator[Demonstration | DataError]:
         if not isinstance(instance, dict):
             raise DataError("not an instance: instances need input and output")
         words = fields.with_input(
-            fields.text(row, "instruction"), fields.optional(instance, "input")
+            fields.text(row, "instruction"),
+            fields.optional(instance, "input"),
         )
         return fields.demonstration((user(words),), fields.text(instance, "output"))
 
@@ -327,7 +331,7 @@ def _pair(ranked: tuple[Conversation, tuple[Node, Node]]) -> Comparison:
     tie = _rank(better) == _rank(worse)
     sides = ((_message(better),), (_message(worse),))
     return fields.checked_comparison(
-        Comparison(prompt, *sides, tie=tie, probability=0.5 if tie else 1.0)
+        Comparison(prompt, *sides, tie=tie, probability=0.5 if tie else 1.0),
     )
 
 

@@ -64,7 +64,7 @@ _GOOD = frozenset(
         "correct",
         "right",
         "helpful",
-    }
+    },
 )
 _BAD = frozenset(
     {
@@ -84,7 +84,7 @@ _BAD = frozenset(
         "incorrect",
         "wrong",
         "unhelpful",
-    }
+    },
 )
 
 

@@ -114,7 +114,7 @@ def boolean(value: object, name: str) -> bool:
     word = str(value).strip().lower()
     if word not in _TRUE | _FALSE:
         raise DataError(
-            f"unreadable label: column {name} holds {value!r:.40}, neither true nor false"
+            f"unreadable label: column {name} holds {value!r:.40}, neither true nor false",
         )
     return word in _TRUE
 
@@ -156,7 +156,7 @@ def _from_text(value: object, name: str) -> JsonValue:
     except ValueError as error:
         if begins:
             raise DataError(
-                f"not a list: column {name} holds a text that only begins like messages ({error})"
+                f"not a list: column {name} holds a text that only begins like messages ({error})",
             ) from None
         return value
     items = decoded if isinstance(decoded, list) else [decoded]
@@ -176,7 +176,8 @@ def prompt_digest(messages: Conversation) -> str:
 def short_hash(*words: str) -> int:
     """A number of 64 bits for these words."""
     return int.from_bytes(
-        hashlib.blake2b("\x1f".join(words).encode(), digest_size=8).digest(), "big"
+        hashlib.blake2b("\x1f".join(words).encode(), digest_size=8).digest(),
+        "big",
     )
 
 
@@ -303,7 +304,7 @@ def options(row: Row) -> list[tuple[str, str]]:
         choices = sequence(value["text"], name)
         if len(labels) != len(choices):
             raise DataError(
-                f"uneven lists: {len(labels)} labels but {len(choices)} texts in column {name}"
+                f"uneven lists: {len(labels)} labels but {len(choices)} texts in column {name}",
             )
         return [
             (as_text(label, name), as_text(choice, name))
@@ -435,7 +436,7 @@ def up_to_reply(messages: Conversation) -> Demonstration:
 
 def demonstration(prompt: Conversation, response: str) -> Demonstration:
     return Demonstration(
-        checked_prompt(prompt) + checked_response((assistant(response),), "the response")
+        checked_prompt(prompt) + checked_response((assistant(response),), "the response"),
     )
 
 

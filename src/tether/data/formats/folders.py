@@ -91,7 +91,7 @@ def data_files(path: Path) -> FilesOfFolder:
         return data_files(path / "snapshots" / _snapshot(path))
     if (saved := path / "state.json").is_file():
         return FilesOfFolder(
-            tuple(path / shard["filename"] for shard in _listed(saved, "_data_files"))
+            tuple(path / shard["filename"] for shard in _listed(saved, "_data_files")),
         )
     everything = sorted(p for p in path.rglob("*") if p.is_file() and not _is_hidden(p, path))
     files = [file for file in everything if not _describes(file)]
@@ -99,7 +99,7 @@ def data_files(path: Path) -> FilesOfFolder:
     if not rows:
         near = "; ".join(f"{file.name} {unknown_kind(file)}" for file in files if _advice(file))
         raise DataError(
-            f"{path} holds no data file. Data files end on {ENDINGS}. {near:.200}".strip()
+            f"{path} holds no data file. Data files end on {ENDINGS}. {near:.200}".strip(),
         )
     others = {file: unknown_kind(file) for file in files if suffix_of(file) not in SUFFIXES}
     described = (file for file in everything if _describes(file) and suffix_of(file) in SUFFIXES)
@@ -152,7 +152,7 @@ def _only(names: Sequence[str], path: Path, kind: str) -> str:
         return names[0]
     raise DataError(
         f"{path} holds several {kind}: {', '.join(names)}. Name the folder of one of "
-        f"them: {path / names[0]}"
+        f"them: {path / names[0]}",
     )
 
 

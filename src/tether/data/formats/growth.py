@@ -24,5 +24,5 @@ def check_growth(name: str, num_bytes: int, packed: int, *, when: str = "unpacke
     if num_bytes > FREE_BYTES and num_bytes > MOST_GROWTH * packed:
         raise DataError(
             f"{name} grows to more than {MOST_GROWTH} times its size when it is {when}: it is "
-            "damaged, or made to fill memories. Save its rows as plain JSON lines if you trust it"
+            "damaged, or made to fill memories. Save its rows as plain JSON lines if you trust it",
         )

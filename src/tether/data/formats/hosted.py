@@ -64,11 +64,13 @@ def _candidate(item: JsonValue) -> Ranked:
     if label not in _LABELS:
         raise DataError(
             f"unreadable verdict: preferenceLabel {label!r:.40} is neither preferred "
-            "nor non-preferred"
+            "nor non-preferred",
         )
     return Ranked(
         fields.turns(
-            [{"role": "assistant", "content": item.get("content")}], "assistant", "candidates"
+            [{"role": "assistant", "content": item.get("content")}],
+            "assistant",
+            "candidates",
         ),
         _LABELS[label],
     )

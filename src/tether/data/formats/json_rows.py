@@ -49,7 +49,9 @@ class BadRow:
 
 
 def rows(
-    stream: io.BufferedReader, is_lines: bool, where: str
+    stream: io.BufferedReader,
+    is_lines: bool,
+    where: str,
 ) -> Iterator[tuple[int, Row | BadRow]]:
     """The rows of a buffered binary stream with their 1-based line or element numbers.
 
@@ -76,7 +78,9 @@ def _spans_lines(head: bytes) -> bool:
 
 
 def text_lines(
-    stream: IO[bytes], where: str, read: Callable[[str], Row | BadRow]
+    stream: IO[bytes],
+    where: str,
+    read: Callable[[str], Row | BadRow],
 ) -> Iterator[tuple[int, Row | BadRow]]:
     """Results of `read` for the lines that hold something, with their 1-based numbers.
 
@@ -86,7 +90,7 @@ def text_lines(
         if len(line) > LONGEST_LINE:
             raise DataError(
                 f"{where}, line {number}: longer than {LONGEST_LINE >> 20} MiB. The file is "
-                "damaged, or has no lines."
+                "damaged, or has no lines.",
             )
         try:
             if words := line.removeprefix(_BOM if number == 1 else b"").decode("utf-8").strip():
@@ -177,7 +181,10 @@ def _elements(stream: IO[bytes], where: str, is_array: bool) -> Iterator[tuple[i
     The whole file is in memory meanwhile.
     """
     text = io.TextIOWrapper(
-        stream, encoding="utf-8-sig", errors="surrogateescape", newline=""
+        stream,
+        encoding="utf-8-sig",
+        errors="surrogateescape",
+        newline="",
     ).read()
     try:
         values = json.loads(text) if is_array else [*_values(text)]
@@ -186,7 +193,7 @@ def _elements(stream: IO[bytes], where: str, is_array: bool) -> Iterator[tuple[i
         if isinstance(error, json.JSONDecodeError):
             if error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string"):
                 raise DataError(
-                    f"{where} is cut off: its JSON does not end. Copy or download the file again."
+                    f"{where} is cut off: its JSON does not end. Copy or download the file again.",
                 ) from None
             place = f", line {error.lineno}"
         advice = "Mend it, or write one object a line, where a bad line harms only itself."

@@ -30,7 +30,8 @@ _LOG = logging.getLogger("tether.data")
 
 
 def unwrapped(
-    rows: Iterator[tuple[int, Row | BadRow]], where: str
+    rows: Iterator[tuple[int, Row | BadRow]],
+    where: str,
 ) -> Iterator[tuple[int, Row | BadRow]]:
     """The rows of a JSON file; of one that holds a single object with rows inside, these rows.
 
@@ -65,7 +66,7 @@ def _inside(whole: Row, where: str) -> list[JsonValue] | None:
     if len(splits) > 1 and len(splits) == len(whole):
         raise DataError(
             f"{where} holds several splits: {', '.join(splits)}. Save one of them in "
-            "a file of its own."
+            "a file of its own.",
         )
     if len(splits) == len(whole) == 1:
         return whole[splits[0]]

@@ -83,12 +83,19 @@ def compared(
     share = probability if probability is not None else (1.0 + (lean > 0) - (lean < 0)) / 2.0
     annotations = tuple(Annotation(name, vote) for name, vote in (votes or {}).items())
     pair = Comparison(
-        prompt, chosen, rejected, margin=margin, probability=share, annotations=annotations
+        prompt,
+        chosen,
+        rejected,
+        margin=margin,
+        probability=share,
+        annotations=annotations,
     )
     pair = replace(pair, tie=lean == 0 if tie is None else tie)
     swapped = lean < 0
     names = zip(
-        ("chosen_model", "rejected_model"), models[::-1] if swapped else models, strict=False
+        ("chosen_model", "rejected_model"),
+        models[::-1] if swapped else models,
+        strict=False,
     )
     metadata = {**dict(names), "chosen_position": 2 if swapped else 1, **(facts or {})}
     return fields.checked_comparison(replace(pair.swap() if swapped else pair, metadata=metadata))
@@ -127,7 +134,7 @@ def _on_scale(row: Row, name: str, most: int) -> float:
     value = fields.number(_given(row, name), name)
     if value not in range(-most, most + 1):
         raise DataError(
-            f"unreadable verdict: {name} {value:g} is not a whole number from -{most} to {most}"
+            f"unreadable verdict: {name} {value:g} is not a whole number from -{most} to {most}",
         )
     return value
 
@@ -136,7 +143,7 @@ def _one_of(row: Row, name: str, *values: float) -> float:
     value = fields.number(_given(row, name), name)
     if value not in values:
         raise DataError(
-            f"unreadable verdict: {name} {value:g} is neither {values[0]:g} nor {values[1]:g}"
+            f"unreadable verdict: {name} {value:g} is neither {values[0]:g} nor {values[1]:g}",
         )
     return value
 
@@ -175,7 +182,7 @@ def read_alpaca_eval(row: Row) -> Iterator[Comparison]:
     preference = fields.number(_given(row, "preference"), "preference")
     if preference != 0 and not 1 <= preference <= 2:
         raise DataError(
-            f"unreadable verdict: preference {preference:g} is neither 0 nor between 1 and 2"
+            f"unreadable verdict: preference {preference:g} is neither 0 nor between 1 and 2",
         )
     probability = 0.5 if preference == 0 else 2.0 - preference
     yield voted(
@@ -231,7 +238,7 @@ def read_open_instruct(row: Row) -> Iterator[Comparison]:
     lean = _SCALE.get(point, side)
     if lean is None:
         raise DataError(
-            f"unreadable verdict: preference {row['preference']!r:.40} is not a point of the scale"
+            f"unreadable verdict: preference {row['preference']!r:.40} is not a point of the scale",
         )
     yield voted(
         fields.prompt_turns(row, "prompt"),
@@ -275,7 +282,7 @@ def _individual(person: object) -> float:
     if not isinstance(person, dict):
         raise DataError(
             "not an annotation: individual_preference lists something other than "
-            "objects with a score"
+            "objects with a score",
         )
     return _on_scale(person, "score", 3)
 
@@ -308,7 +315,7 @@ def read_shp(row: Row) -> Iterator[Comparison]:
     )
     if margin is not None and margin * lean < 0:
         raise DataError(
-            f"contradictory scores: labels {row['labels']} prefers the response of the lower score"
+            f"contradictory scores: labels {row['labels']} prefers the response of the lower score",
         )
     prompt = fields.prompt_turns(row, "history", *PROMPTS)
     answers = (fields.text(row, "human_ref_A"), fields.text(row, "human_ref_B"))
@@ -329,7 +336,11 @@ def read_summaries(row: Row) -> Iterator[Comparison]:
     votes = {fields.text(row, "worker"): lean} if fields.has(row, "worker") else {}
     prompt = (user(_to_summarise(row.get("info"))),)
     yield compared(
-        prompt, (answers[0], answers[1]), lean, votes=votes, models=models if any(models) else ()
+        prompt,
+        (answers[0], answers[1]),
+        lean,
+        votes=votes,
+        models=models if any(models) else (),
     )
 
 
@@ -357,7 +368,10 @@ def read_prometheus(row: Row) -> Iterator[Comparison]:
     """
     names = ("orig_response_A", "orig_response_B")
     lean, facts = side_of(
-        _given(row, "orig_preference"), "orig_preference", Two(names, ("a", "b")), row
+        _given(row, "orig_preference"),
+        "orig_preference",
+        Two(names, ("a", "b")),
+        row,
     )
     answers = (fields.text(row, names[0]), fields.text(row, names[1]))
     yield compared((user(fields.text(row, "orig_instruction")),), answers, lean, facts=facts)
@@ -370,13 +384,16 @@ def read_two_answers(row: Row) -> Iterator[Comparison]:
     two = two_answers(row)
     if two is None:
         raise DataError(
-            "not a pair: no two columns of answers, for example response_a and response_b"
+            "not a pair: no two columns of answers, for example response_a and response_b",
         )
     name, value = fields.first(row, *VERDICTS)
     lean, facts = side_of(value, name, two, row)
     first, second = (fields.turns(row[column], "assistant", column) for column in two.columns)
     yield compared(
-        fields.prompt_turns(row, *PROMPTS, *TURNS_BEFORE), (first, second), lean, facts=facts
+        fields.prompt_turns(row, *PROMPTS, *TURNS_BEFORE),
+        (first, second),
+        lean,
+        facts=facts,
     )
 
 
@@ -394,7 +411,7 @@ def read_scored(row: Row) -> Iterator[Comparison]:
     if two is None or not (names := score_columns(row, two)):
         raise DataError(
             "not a pair: no two answers with a score each, for example response_a, "
-            "response_b, score_a, score_b"
+            "response_b, score_a, score_b",
         )
     one, other = (fields.number(row[name], name) for name in names)
     first, second = (fields.turns(row[column], "assistant", column) for column in two.columns)

@@ -56,7 +56,7 @@ def refuse_bad_reply(row: Row) -> None:
         verdict = _VERDICTS.get(str(dict.get(row, name)).strip().lower())
         if verdict is not None and not fields.boolean(row[name], name):
             raise LeftOutError(
-                f"marked as bad: column {name} is false, and demonstrations are imitated"
+                f"marked as bad: column {name} is false, and demonstrations are imitated",
             )
 
 
@@ -80,5 +80,5 @@ def refuse_media(row: Row) -> None:
         if fields.filled(row, name) and (is_shown or not is_label):
             raise DataError(
                 f"not a text: column {name} holds more than text, and only text is "
-                "read. Leave such rows out"
+                "read. Leave such rows out",
             )

@@ -87,7 +87,7 @@ def read_message(item: object, name: str) -> Conversation:
     if not isinstance(item, Mapping):
         raise DataError(
             f"not a message: column {name} lists {kind_name(item)} where a role and a "
-            "content belong"
+            "content belong",
         )
     spoken = _first(item, _SPEAKER)
     if missing(spoken) and (both := _exchange(item, name)):
@@ -104,8 +104,9 @@ def read_message(item: object, name: str) -> Conversation:
     elif role == "assistant" and recipient.startswith("functions."):
         parts.calls.append(
             _tool_call(
-                {"name": item["recipient"].removeprefix("functions."), "arguments": content}, name
-            )
+                {"name": item["recipient"].removeprefix("functions."), "arguments": content},
+                name,
+            ),
         )
         _first(item, ("channel",))
     elif role == "assistant" and channel == "analysis":
@@ -125,7 +126,7 @@ def read_message(item: object, name: str) -> Conversation:
     if not parts.text and not parts.calls and not parts.results:
         raise DataError(
             f"not a message: the content of a turn in column {name} is "
-            f"{kind_name(content)} and not a text"
+            f"{kind_name(content)} and not a text",
         )
     if parts.results and not (parts.text or parts.calls):
         return tuple(parts.results)
@@ -148,7 +149,8 @@ def _thought(item: Facts, parts: _Parts) -> list[str]:
     """The thought in a field of its own, unless the content has the same one."""
     there = (key for key in _THOUGHT if key in item)
     key = next(
-        (key for key in there if isinstance(_peek(item, key), str) and _peek(item, key).strip()), ""
+        (key for key in there if isinstance(_peek(item, key), str) and _peek(item, key).strip()),
+        "",
     )
     words = "".join(parts.text)
     is_there = "<think>" in words and bool(key) and _peek(item, key).strip() in words
@@ -169,7 +171,8 @@ def with_thoughts(messages: Iterable[Message]) -> Conversation:
             and before is not turn
         ):
             turns[-1] = replace(
-                turn, reasoning="\n".join(filter(None, (before.reasoning, turn.reasoning)))
+                turn,
+                reasoning="\n".join(filter(None, (before.reasoning, turn.reasoning))),
             )
         else:
             turns.append(turn)
@@ -221,7 +224,7 @@ def _add(parts: _Parts, content: object, name: str) -> None:
     elif content is not None:
         raise DataError(
             f"not a message: the content of a turn in column {name} is "
-            f"{kind_name(content)} and not a text"
+            f"{kind_name(content)} and not a text",
         )
 
 
@@ -241,20 +244,20 @@ def _add_part(parts: _Parts, part: object, name: str) -> None:
             _tool_call(
                 {"id": part.get("id"), "name": part.get("name"), "arguments": part.get("input")},
                 name,
-            )
+            ),
         )
     elif kind == "tool_result":
         inner = _Parts()
         _add(inner, part.get("content") or "", name)
         parts.results.append(
-            Message("tool", "".join(inner.text), tool_call_id=str(part.get("tool_use_id") or ""))
+            Message("tool", "".join(inner.text), tool_call_id=str(part.get("tool_use_id") or "")),
         )
     elif call := _first(part, ("functionCall", "function_call")):
         parts.calls.append(
             _tool_call(
                 {"name": call.get("name"), "arguments": _first(call, ("args", "arguments")) or {}},
                 name,
-            )
+            ),
         )
     elif result := _first(part, ("functionResponse", "function_response")):
         parts.results.append(
@@ -262,10 +265,11 @@ def _add_part(parts: _Parts, part: object, name: str) -> None:
                 "tool",
                 json.dumps(result.get("response"), ensure_ascii=False),
                 name=str(result.get("name")),
-            )
+            ),
         )
     elif kind in ("", "text", "input_text", "output_text", "refusal") and isinstance(
-        words := _first(part, ("text", "refusal", "content")), str
+        words := _first(part, ("text", "refusal", "content")),
+        str,
     ):
         parts.text.append(words)
     else:
@@ -276,7 +280,7 @@ def _add_part(parts: _Parts, part: object, name: str) -> None:
         )
         raise DataError(
             f"not a text: a turn in column {name} has {what}, and only text is read. "
-            "Leave such rows out"
+            "Leave such rows out",
         )
 
 
@@ -292,18 +296,18 @@ def _is_trained(item: Mapping[str, object], role: ChatRole, name: str) -> bool:
         if word not in _ON | _OFF:
             raise DataError(
                 f"unreadable flag: {key} of a turn in column {name} is "
-                f"{item[key]!r:.40}; it must be 0 or 1"
+                f"{item[key]!r:.40}; it must be 0 or 1",
             )
         trained &= bool(item[key]) and word in _ON
     if role == "assistant" and _peek(item, "mask") is not None:
         raise DataError(
             f"ambiguous flag: mask of a turn in column {name}; write train: false "
-            "where nothing is to be learned"
+            "where nothing is to be learned",
         )
     if role == "assistant" and (_peek(item, "train_detail") or _peek(item, "training_detail")):
         raise DataError(
             f"parts of a turn: train_detail in column {name} is not supported; write "
-            "train: true or false"
+            "train: true or false",
         )
     return trained or role != "assistant"
 
@@ -335,7 +339,7 @@ def _tool_call(call: JsonValue, name: str) -> str:
         called and isinstance(called["name"], str) and isinstance(called["arguments"], Mapping)
     ):
         raise DataError(
-            f"unreadable tool call: in column {name} one has no function with a name and arguments"
+            f"unreadable tool call: in column {name} one has no function with a name and arguments",
         )
     return json.dumps({**own, "type": "function", "function": called}, ensure_ascii=False)
 
@@ -355,7 +359,8 @@ def tool_schemas(value: object) -> str:
                 for s in schemas
             ]
             return json.dumps(
-                [_enveloped(schema) for some in inner for schema in some], ensure_ascii=False
+                [_enveloped(schema) for some in inner for schema in some],
+                ensure_ascii=False,
             )
     return ""
 

@@ -71,7 +71,7 @@ PAIR_COLUMNS = " ".join(
         "system margin tie probability annotations group status generations rating",
         *PROMPTS,
         *(" ".join(pair) for pair in _SCORES),
-    )
+    ),
 )
 """Columns that `read_pair` reads beside `chosen` and `rejected`."""
 
@@ -136,7 +136,7 @@ def _refuse_places(row: Row, names: tuple[str, str]) -> None:
         one, other = names
         raise DataError(
             f"ambiguous verdict: {one} and {other} may be places in {lists[0]}. Write the texts "
-            f"into {one} and {other}"
+            f"into {one} and {other}",
         )
 
 
@@ -194,7 +194,9 @@ def _said_tie(row: Row) -> bool:
 
 
 def _parted(
-    prompt: Conversation, chosen: Conversation, rejected: Conversation
+    prompt: Conversation,
+    chosen: Conversation,
+    rejected: Conversation,
 ) -> tuple[Conversation, Conversation, Conversation]:
     """The prompt and the two continuations, also of two whole conversations that begin alike."""
     if not chosen or not rejected or chosen[0].role == rejected[0].role == "assistant":
@@ -204,7 +206,7 @@ def _parted(
     words = {fields.fold(turn.content) for turn in shared}
     if prompt and prompt[-1].role != "system" and fields.fold(prompt[-1].content) not in words:
         raise DataError(
-            "prompt differs: its text is not a turn of the conversations in chosen and rejected"
+            "prompt differs: its text is not a turn of the conversations in chosen and rejected",
         )
     if prompt and prompt[0].role == "system" and shared[0].role != "system":
         shared = (prompt[0], *shared)
@@ -297,7 +299,11 @@ def is_rejected_beside(row: Row) -> bool:
     rejected.
     """
     return not fields.has(
-        row, "chosen", "chosen_response", "preferred_response", "accepted_response"
+        row,
+        "chosen",
+        "chosen_response",
+        "preferred_response",
+        "accepted_response",
     )
 
 

@@ -63,12 +63,12 @@ class RankedResponses:
         """
         if self.num_unscored:
             yield fields.LeftOutError(
-                f"response without a score: {self.num_unscored} of the row's are in no pair"
+                f"response without a score: {self.num_unscored} of the row's are in no pair",
             )
         if not 2 <= (count := len(self.responses)) <= MOST:
             raise DataError(
                 f"too {'few' if count < 2 else 'many'} responses: {count}, and a "
-                f"ranking has 2 to {MOST}"
+                f"ranking has 2 to {MOST}",
             )
         yield from fields.attempt(self._pair, combinations(self.responses, 2))
 
@@ -96,7 +96,7 @@ class RankedResponses:
         best = max(self.responses, key=lambda ranked: ranked.worth)
         yield Demonstration(
             fields.checked_prompt(self.prompt)
-            + fields.checked_response(best.response, "the response")
+            + fields.checked_response(best.response, "the response"),
         )
 
     def question(self) -> Iterator[Prompt]:
@@ -135,7 +135,12 @@ def lists_objects(column: str, *keys: str) -> Callable[[Row], bool]:
 
 
 def _ranked(
-    row: Row, prompt: str, column: str, keys: tuple[str, str], *, measured: bool
+    row: Row,
+    prompt: str,
+    column: str,
+    keys: tuple[str, str],
+    *,
+    measured: bool,
 ) -> RankedResponses:
     """The responses that a column lists as objects; one without a score is left out, one without a
     rank is an error.
@@ -152,10 +157,13 @@ def _ranked(
                     (assistant(fields.as_text(item.get(response), response)),),
                     value,
                     item.get("model"),
-                )
+                ),
             )
     return RankedResponses(
-        fields.prompt_turns(row, prompt), ranked, measured, len(items) - len(ranked)
+        fields.prompt_turns(row, prompt),
+        ranked,
+        measured,
+        len(items) - len(ranked),
     )
 
 
@@ -249,7 +257,9 @@ def read_webgpt(row: Row) -> Iterator[Comparison | DataError]:
     answers = [(assistant(fields.text(row, f"answer_{side}")),) for side in (0, 1)]
     scores = [fields.number(row.get(f"score_{side}"), f"score_{side}") for side in (0, 1)]
     return RankedResponses(
-        (user(prompt),), list(map(Ranked, answers, scores)), measured=True
+        (user(prompt),),
+        list(map(Ranked, answers, scores)),
+        measured=True,
     ).pairs()
 
 

@@ -33,7 +33,10 @@ _FIRST = re.compile(r"(?<!\S)(?=Step 1\s*[:.])")
 
 
 def with_labels(
-    prompt: Conversation, steps: tuple[str, ...], labels: tuple[bool | None, ...], group: str = ""
+    prompt: Conversation,
+    steps: tuple[str, ...],
+    labels: tuple[bool | None, ...],
+    group: str = "",
 ) -> StepLabels:
     """The solution, if it has steps and a label for each."""
     if not steps:
@@ -79,7 +82,7 @@ def _followed(step: object) -> tuple[str, JsonValue]:
     if not 0 <= place < len(completions) or not isinstance(completions[place], dict):
         raise DataError(
             f"not a step: chosen_completion is {place}, and there are "
-            f"{len(completions)} completions"
+            f"{len(completions)} completions",
         )
     return fields.text(completions[place], "text"), completions[place].get("rating")
 
@@ -120,7 +123,7 @@ def read_rated_steps(row: Row) -> Iterator[StepLabels]:
             if is_rating
             else None
             if value is None
-            else fields.boolean(value, name)
+            else fields.boolean(value, name),
         )
     yield replace(with_labels(prompt, tuple(steps), tuple(labels)), metadata={"ratings": ratings})
 
@@ -140,7 +143,7 @@ def read_first_error(row: Row) -> Iterator[StepLabels]:
     first = fields.number(row.get("label"), "label")
     if first != int(first) or not -1 <= first < len(steps):
         raise DataError(
-            f"error step out of range: label {first:g} of a solution of {len(steps)} steps"
+            f"error step out of range: label {first:g} of a solution of {len(steps)} steps",
         )
     wrong = len(steps) if first == -1 else int(first)
     labels = tuple(
@@ -167,7 +170,9 @@ def read_marked_steps(row: Row) -> Iterator[StepLabels]:
         position = end + 1
     question, first = _parted(pieces[0])
     yield with_labels(
-        (user(question),), (first, *(piece.strip() for piece in pieces[1:-1])), tuple(signs)
+        (user(question),),
+        (first, *(piece.strip() for piece in pieces[1:-1])),
+        tuple(signs),
     )
 
 
@@ -176,7 +181,7 @@ def _parted(words: str) -> tuple[str, str]:
     parts = _FIRST.split(words, maxsplit=1)
     if len(parts) != 2 or not parts[0].strip():
         raise DataError(
-            'no first step: the text before the first mark needs a question and then "Step 1:"'
+            'no first step: the text before the first mark needs a question and then "Step 1:"',
         )
     return parts[0].strip(), parts[1].strip()
 
@@ -196,7 +201,9 @@ def read_answered_steps(row: Row) -> Iterator[StepLabels]:
         raise DataError("no steps: the conversation has no turn of a user")
     question, first = _parted(questions[0])
     yield with_labels(
-        (user(question),), (first, *(step.strip() for step in questions[1:])), tuple(signs)
+        (user(question),),
+        (first, *(step.strip() for step in questions[1:])),
+        tuple(signs),
     )
 
 

@@ -122,7 +122,7 @@ _ANSWER = "|".join(solved.ANSWERS)
 _UNREADABLE = {
     "segments": "segments are pieces of a rendered text, which belong to one template. Write the "
     "conversation as messages, with "
-    "train: false at turns that are not to be learned."
+    "train: false at turns that are not to be learned.",
 }
 """Columns of published layouts that no reader takes, with the way out."""
 _TREE = {
@@ -279,13 +279,17 @@ def _judge_both(record: Comparison) -> Iterable[Feedback]:
     """The likelier side is desirable, whatever the source called it."""
     if record.metadata.get("both_bad"):
         return Feedback(record.prompt, record.chosen, False), Feedback(
-            record.prompt, record.rejected, False
+            record.prompt,
+            record.rejected,
+            False,
         )
     if record.tie:
         raise LeftOutError("tie: neither response is better, so neither is desirable")
     likelier = record if record.probability >= 0.5 else record.swap()
     return Feedback(record.prompt, likelier.chosen, True), Feedback(
-        record.prompt, likelier.rejected, False
+        record.prompt,
+        likelier.rejected,
+        False,
     )
 
 
@@ -295,7 +299,7 @@ def _imitate_better(record: Comparison) -> Iterable[Demonstration]:
         raise LeftOutError("undesirable response: both are bad, and demonstrations are imitated")
     return (
         Demonstration(
-            record.prompt + (record.chosen if record.probability >= 0.5 else record.rejected)
+            record.prompt + (record.chosen if record.probability >= 0.5 else record.rejected),
         ),
     )
 
@@ -303,7 +307,7 @@ def _imitate_better(record: Comparison) -> Iterable[Demonstration]:
 def _imitate(record: Feedback) -> Iterable[Demonstration]:
     if not record.desirable:
         raise LeftOutError(
-            "undesirable response: its label is false, and demonstrations are imitated"
+            "undesirable response: its label is false, and demonstrations are imitated",
         )
     return (Demonstration(record.prompt + record.response),)
 
@@ -341,7 +345,8 @@ CONVERSIONS: dict[tuple[type, type], Conversion] = {
         ("answer",),
     ),
     (Problem, Prompt): Conversion(
-        lambda record: (Prompt(record.prompt, metadata={"answer": record.answer}),), ("solution",)
+        lambda record: (Prompt(record.prompt, metadata={"answer": record.answer}),),
+        ("solution",),
     ),
     (Demonstration, Prompt): _question("messages"),
     (Comparison, Prompt): _question("chosen", "rejected", *_VOTES),
@@ -441,14 +446,15 @@ def detect(rows: Sequence[Row], kind: type | None, where: str) -> Format:
             ]
             votes[(able or fitting)[0].name] += 1
     if reason := next(
-        (reason for name, reason in _UNREADABLE.items() if not votes and name in rows[0]), ""
+        (reason for name, reason in _UNREADABLE.items() if not votes and name in rows[0]),
+        "",
     ):
         raise DataError(f"{where}: {reason}")
     if not votes:
         raise DataError(
             f"{where}: no known format has the columns {_columns(rows[0])}. Name the columns as "
             "one of them does, for example prompt, chosen, rejected (preferences), messages "
-            f"(demonstrations) or prompt (prompts). {way_out(kind or Prompt, rows[0])}"
+            f"(demonstrations) or prompt (prompts). {way_out(kind or Prompt, rows[0])}",
         )
     return format_named(votes.most_common(1)[0][0])
 

@@ -48,7 +48,7 @@ _WORDS: dict[str, ChatRole] = {
 _ASKED, _ANSWERED = "[INST]", "[/INST]"
 _LLAMA_SYSTEM = re.compile(r"\s*<<SYS>>(.*?)<</SYS>>", re.DOTALL)
 _ENDS = re.compile(
-    r"</?s>|<\|(?:im_end|eot_id|eom_id|end|endoftext|end_of_text|begin_of_text)\|>|<end_of_turn>|<bos>|<eos>"
+    r"</?s>|<\|(?:im_end|eot_id|eom_id|end|endoftext|end_of_text|begin_of_text)\|>|<end_of_turn>|<bos>|<eos>",
 )
 
 
@@ -103,7 +103,7 @@ def _conversation(row: Row) -> Conversation:
             f"plain text: column {name} has no marks of turns. A demonstration needs a prompt and "
             "a reply: write messages, or "
             "name both columns by data.columns. A text that is a prompt goes by data.columns = "
-            f'{{ prompt = "{name}" }}'
+            f'{{ prompt = "{name}" }}',
         )
     if messages[0].role == "system":
         return messages

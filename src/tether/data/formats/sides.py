@@ -116,7 +116,7 @@ def side_of(value: object, name: str, two: Two, row: Row) -> tuple[float, dict[s
         raise DataError(
             f"ambiguous verdict: {name} {value:g} may be the probability of {one} or of {other}. "
             "Write the likelier answer into column chosen, the other into rejected, and the "
-            "probability of the likelier one into probability"
+            "probability of the likelier one into probability",
         )
     if (
         isinstance(value, bool | int | float)
@@ -130,7 +130,7 @@ def side_of(value: object, name: str, two: Two, row: Row) -> tuple[float, dict[s
             f'1 is {one} and 2 {other}: {{ output_1 = "{one}", output_2 = "{other}", label = '
             f'"{name}" }}; '
             f'1 is {one} and 0 {other}: {{ human_ref_A = "{one}", human_ref_B = "{other}", labels '
-            f'= "{name}" }}'
+            f'= "{name}" }}',
         )
     raise DataError(f"unreadable verdict: {name} {value!r:.40} is none of {one}, {other} and tie")
 

@@ -57,7 +57,7 @@ def final_answer(value: object, name: str) -> str:
     if answer[0] not in "[{" and "\n" not in answer and len(answer.split()) > _LONGEST:
         raise DataError(
             f"no final answer: column {name} holds {len(answer.split())} words, and a checkable "
-            "answer is short. Put it into a column of its own"
+            "answer is short. Put it into a column of its own",
         )
     return answer
 
@@ -76,7 +76,8 @@ def read_reward_model(row: Row) -> Iterator[Problem]:
     yield Problem(
         prompt,
         final_answer(
-            nested.inner(row, "reward_model").get("ground_truth"), "reward_model.ground_truth"
+            nested.inner(row, "reward_model").get("ground_truth"),
+            "reward_model.ground_truth",
         ),
     )
 
@@ -100,10 +101,12 @@ def read_answered_messages(row: Row) -> Iterator[Problem]:
     if isinstance(value, str) and '"func_name"' in value:
         raise DataError(
             f"a constraint in place of an answer: column {name} names a function that "
-            "checks; give a reward of yours"
+            "checks; give a reward of yours",
         )
     yield Problem(
-        fields.checked_prompt(messages), final_answer(value, name), fields.optional(row, "solution")
+        fields.checked_prompt(messages),
+        final_answer(value, name),
+        fields.optional(row, "solution"),
     )
 
 
@@ -161,7 +164,7 @@ def _letter(value: object, name: str, choices: list[tuple[str, str]]) -> str:
         if 0 <= value < len(letters):
             return letters[value]
         raise DataError(
-            f"no right option: {name} is {value}, and {len(letters)} options count from 0"
+            f"no right option: {name} is {value}, and {len(letters)} options count from 0",
         )
     word = as_text(value, name).strip()
     if word in letters:
@@ -170,7 +173,7 @@ def _letter(value: object, name: str, choices: list[tuple[str, str]]) -> str:
     if len(same) == 1:
         return same[0]
     raise DataError(
-        f"no right option: {name} is {word[:40]!r}, neither a letter nor the text of one option"
+        f"no right option: {name} is {word[:40]!r}, neither a letter nor the text of one option",
     )
 
 

@@ -25,7 +25,7 @@ def as_text(value: object, name: str) -> str:
     if isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
         return str(value)
     raise DataError(
-        f"not a text: column {name} holds {value if isinstance(value, float) else kind_name(value)}"
+        f"not a text: column {name} holds {value if isinstance(value, float) else kind_name(value)}",
     )
 
 
@@ -36,7 +36,7 @@ def sequence(value: object, name: str) -> list[JsonValue]:
             value = json_value(value, name)
         except ValueError as error:
             raise DataError(
-                f"not a list: column {name} holds a text that only begins like one ({error})"
+                f"not a list: column {name} holds a text that only begins like one ({error})",
             ) from None
     if isinstance(value, list | tuple):
         return list(value)

@@ -52,7 +52,7 @@ def read_prmbench(row: Row) -> Iterator[StepLabels]:
     outside = sorted(step for step in errors if step != int(step) or not 1 <= step <= len(steps))
     if outside:
         raise DataError(
-            f"error step out of range: step {outside[0]:g} of a solution of {len(steps)} steps"
+            f"error step out of range: step {outside[0]:g} of a solution of {len(steps)} steps",
         )
     labels = tuple(position not in errors for position in range(1, len(steps) + 1))
     question = (user(fields.text(row, "modified_question", "question")),)
@@ -90,7 +90,7 @@ def _verdict(label: object) -> bool:
         raise DataError(
             f"unreadable label: labels holds {value:g}, {kind} and no verdict. Put such numbers "
             "into a column of their own and name it by label_column (ratings -1, 0, 1 with "
-            "classes = 3). In labels write true or false, or null for an unjudged step"
+            "classes = 3). In labels write true or false, or null for an unjudged step",
         )
     return fields.boolean(label, "labels")
 
@@ -171,7 +171,7 @@ def read_question_answer(row: Row) -> Iterator[Problem]:
     """
     name, value = fields.first(row, *ANSWERS)
     prompt = fields.checked_prompt(
-        fields.prompt_turns(row, "question", "prompt", "problem", "instruction")
+        fields.prompt_turns(row, "question", "prompt", "problem", "instruction"),
     )
     solution = _solution(row)
     if isinstance(value, str) and _BOX.search(value) and not solution:
@@ -185,19 +185,21 @@ def _solution(row: Row) -> str:
     name = next((name for name in SOLUTIONS if fields.filled(row, name)), "")
     listed = row[name] if name else ""
     return fields.as_text(
-        listed[0] if isinstance(listed, list) and len(listed) == 1 else listed, name
+        listed[0] if isinstance(listed, list) and len(listed) == 1 else listed,
+        name,
     )
 
 
 def read_worked(row: Row) -> Iterator[Demonstration]:
     """The worked solution of a question, or its bare answer."""
     prompt = fields.checked_prompt(
-        fields.prompt_turns(row, "question", "prompt", "problem", "instruction")
+        fields.prompt_turns(row, "question", "prompt", "problem", "instruction"),
     )
     names = (*SOLUTIONS, *ANSWERS[::-1])
     full = next((name for name in names if fields.filled(row, name)), "")
     yield fields.demonstration(
-        prompt, _solution(row) or fields.text(row, full or fields.first(row, *names)[0])
+        prompt,
+        _solution(row) or fields.text(row, full or fields.first(row, *names)[0]),
     )
 
 
@@ -220,7 +222,9 @@ def read_gsm8k_solutions(row: Row) -> Iterator[Feedback | DataError]:
     def one(model: str) -> Feedback:
         response = (assistant(fields.as_text(row[model].get("solution"), f"{model}.solution")),)
         verdict = fields.feedback(
-            prompt, response, fields.boolean(row[model]["is_correct"], f"{model}.is_correct")
+            prompt,
+            response,
+            fields.boolean(row[model]["is_correct"], f"{model}.is_correct"),
         )
         return replace(verdict, metadata={"model": model})
 

@@ -56,7 +56,8 @@ class Door:
         if b"origin" in headers:
             return 403, "web pages may not ask this server"
         if not hmac.compare_digest(
-            headers.get(b"authorization", b""), f"Bearer {self.token}".encode()
+            headers.get(b"authorization", b""),
+            f"Bearer {self.token}".encode(),
         ):
             return 401, "the request has not the token of this server"
         return 0, ""

@@ -69,7 +69,7 @@ class FolderEngine(WeightTransferEngine[Nothing, Folder]):
             if not path.is_file() or _sha256(path) != digest:
                 raise ValueError(
                     f"{path} is not there, or not what was sent: this server must "
-                    "see the run's folder"
+                    "see the run's folder",
                 )
         for path in paths:
             with safe_open(path, framework="pt") as tensors:
