@@ -76,8 +76,16 @@ def code_lines(text: str) -> int:
 
 
 def tokens(text: str) -> int:
-    """Tokens of Python that are neither comment, nor docstring, nor layout."""
-    return len(list(_code(text)))
+    """Tokens of Python that are neither comment, nor docstring, nor layout.
+
+    A formatted text counts once, as it does until Python 3.11; later versions list its parts.
+    """
+    count = depth = 0
+    for token in _code(text):
+        name = tokenize.tok_name[token.type]
+        count += depth == 0
+        depth += (name == "FSTRING_START") - (name == "FSTRING_END")
+    return count
 
 
 def _code(text: str) -> Iterator[tokenize.TokenInfo]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import time
 import tomllib
 from dataclasses import asdict
 from pathlib import Path
@@ -176,36 +175,11 @@ def test_a_sentence_that_does_not_hold_changes_no_page(tmp_path, fault, words):
 def test_a_check_has_no_threads_and_few_open_files():
     """What the workers of other verifiable kinds may do, by a check that tries it."""
     how = {"workers": 1, "seconds": 60.0, "memory_mb": 1024}
-    with Sandbox("tests.test_promises:make_trial", **how) as sandbox:
+    with Sandbox("tests.trial:make_trial", **how) as sandbox:
         (reply,) = sandbox.run([{}])
     threads, files, memory = reply.result
     assert files < 64 and (not threads or not guards().processes), reply
     assert not memory or sys.platform == "darwin", reply
-
-
-def make_trial():
-    """A check that starts a thread, opens as many files as it can, and takes a gigabyte."""
-    import os
-    import threading
-
-    def trial():
-        started, taken, files = True, True, []
-        try:
-            bytearray(1 << 30)
-        except MemoryError:
-            taken = False
-        try:
-            threading.Thread(target=time.sleep, args=(0,)).start()
-        except RuntimeError:
-            started = False
-        try:
-            while len(files) < 1000:
-                files.append(os.open("/dev/null", os.O_RDONLY))
-        except OSError:
-            pass
-        return [started, len(files), taken]
-
-    return trial
 
 
 def test_functions_have_the_limits_that_the_page_says():

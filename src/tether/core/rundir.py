@@ -20,9 +20,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.util
 import json
 import os
 import platform
+import re
 import sys
 import tempfile
 import time
@@ -532,12 +534,30 @@ def environment() -> Json:
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
-    """Versions of those packages that were installed: code may also run from a folder."""
+    """Versions of those packages that were installed: code may also run from a folder.
+
+    The version of torch names its build, such as `2.13.0+cu130`: what an installer noted lacks it.
+    """
     installed = {}
     for name in packages:
         with contextlib.suppress(metadata.PackageNotFoundError):
             installed[name] = metadata.version(name)
+    if "torch" in installed:
+        installed["torch"] = _build_of_torch() or installed["torch"]
     return installed
+
+
+def _build_of_torch() -> str | None:
+    """The version that torch writes in itself, read without an import of torch."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    written = re.search(r"^__version__ = ['\"](.+)['\"]", text, re.MULTILINE)
+    return written and written[1]
 
 
 def _processor() -> str:

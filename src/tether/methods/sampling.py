@@ -83,10 +83,7 @@ def train(
     progress = context.progress
     prompts = prompts_of(section, rows)
     with contextlib.ExitStack() as ends:  # of workers and servers, however this ends
-        source = None
-        if section.reward_servers is not None:
-            doing(progress, "starting reward servers")
-            source = ends.enter_context(contextlib.closing(served_reward(section, context)))
+        source = _reward_servers(section, context, ends)
         stage, loaded = online_stage(
             section,
             context.model,
@@ -108,9 +105,6 @@ def train(
             context,
             encoder=stage.encoder,
             max_new_tokens=section.max_new_tokens,
-        )
-        fits = partial(
-            fits,
             context_length=loaded.context_length if served is None else served.context_length,
         )
         prompts = fits(prompts)
@@ -166,6 +160,18 @@ def train(
         summary["failed_rewards_by_reason"] = dict(stage.reward.reasons.most_common(10))
     save_trained(stage.policy, loaded, run.path / "policy", kind="policy")
     return loaded.noted(summary)
+
+
+def _reward_servers(
+    section: SamplingSection,
+    context: Context,
+    ends: contextlib.ExitStack,
+) -> RewardSource | None:
+    """The source that reward servers answer for, where the recipe has some; `ends` stops them."""
+    if section.reward_servers is None:
+        return None
+    doing(context.progress, "starting reward servers")
+    return ends.enter_context(contextlib.closing(served_reward(section, context)))
 
 
 def _measure_start(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from pydantic import (
@@ -30,6 +30,8 @@ NOT_TOML = """recipes are written in TOML, in a .toml file. The difference:
 `tether new sft` writes one to begin with."""
 
 
+MOST_LEVELS = 100
+"""Levels of tables and lists within each other that a recipe may have."""
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 
@@ -86,6 +88,8 @@ def build(
         merged = json.loads(json.dumps(values, default=str))
         for override in overrides:
             _apply_override(merged, override)
+        if _deeper(merged, MOST_LEVELS):
+            raise RecursionError
         words = json.dumps(merged, ensure_ascii=False)
         words.encode()
         if _NUL.search(words):
@@ -106,6 +110,20 @@ def build(
         raise ConfigError(
             f"{where}: no path can be {str(error.filename)!r:.200}: {error.strerror}. Name another.",
         ) from None
+
+
+def _deeper(value: object, levels: int) -> bool:
+    """True if tables and lists lie within each other more than `levels` deep."""
+    level = [value]
+    for _ in range(levels + 1):
+        level = [inner for outer in level for inner in _parts(outer)]
+    return bool(level)
+
+
+def _parts(value: object) -> Iterable[object]:
+    if isinstance(value, Mapping):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def in_lines(faults: Sequence[str]) -> str:
