@@ -8,6 +8,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 
 import pytest
 import torch
@@ -262,6 +263,36 @@ def test_a_folder_of_another_owner_is_not_used_whoever_owns_the_library(
 
     monkeypatch.setattr(native.os, "fstat", foreign)
     assert trusted(built) and load() is None
+
+
+@pytest.mark.parametrize("cache", ["a file", "a folder of another owner"])
+def test_where_the_cache_takes_no_file_a_library_is_built_for_this_process(
+    cached_library,
+    tmp_path,
+    monkeypatch,
+    caplog,
+    cache,
+):
+    load, built = cached_library
+    if cache == "a file":
+        monkeypatch.setenv("TETHER_CACHE", str(built))
+    elif os.geteuid() == 0:
+        os.chown(built.parent, 12345, -1)
+    else:
+        pytest.skip("only root gives a folder to another owner")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = sorted(built.parent.iterdir())
+    assert load().seven() == 7
+    assert sorted(built.parent.iterdir()) == before
+    assert not list(tmp_path.glob("*tether-kernels*"))
+    assert "cannot be kept in the cache" in caplog.text and "TETHER_CACHE" in caplog.text
+
+
+def test_a_compiler_that_fails_is_named(cached_library, tmp_path, caplog):
+    source = tmp_path / "bad.c"
+    source.write_text("int seven(void) { return 7 }")
+    assert native.compiled(source, ("cc",), ["-O1"], []) is None
+    assert "CPU kernels of bad.c cannot be built" in caplog.text
 
 
 def test_others_lose_the_right_to_write_to_the_folder(cached_library):

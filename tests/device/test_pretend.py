@@ -31,7 +31,7 @@ def guard(tmp_path_factory):
         pytest.skip("the pretended cuda:0 needs Linux and a C++ compiler")
     if torch.version.cuda is not None:
         pytest.skip(
-            "the pretended cuda:0 needs a CPU build of torch: this one has a cuda of its own"
+            "the pretended cuda:0 needs a CPU build of torch: this one has a cuda of its own",
         )
     library, root = tmp_path_factory.mktemp("guard") / "guard.so", Path(torch.__file__).parent
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"

@@ -16,6 +16,7 @@ import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from tether.core.errors import one_line
 from tether.core.locks import temporary_folder, unfinished_folder
 from tether.core.once import once
 from tether.core.rundir import cpuinfo
@@ -25,6 +26,11 @@ PATIENCE = 600
 """Seconds a compiler may take: many, for without kernels numbers are rounded otherwise. A busy
 machine decides nothing.
 """
+_NOT_KEPT = (
+    "CPU kernels cannot be kept in the cache (%s). They are built for this process alone. To build "
+    "them once, set TETHER_CACHE to a folder of yours."
+)
+_NOT_BUILT = "CPU kernels of %s cannot be built (%s). Operations of torch replace them."
 _LOG = logging.getLogger(__name__)
 
 
@@ -44,7 +50,11 @@ def compiled(
             whole process would flush small numbers to zero.
         versions: anything else that the result depends on.
 
-    Returns None where it cannot be had: no compiler, no place to write to, TETHER_KERNELS=0.
+    Where the cache takes no file, the library is built for this process alone, in a temporary
+    folder.
+
+    Returns None where it cannot be had: no compiler, a compiler that fails, TETHER_KERNELS=0. The
+    log has the reason.
     """
     compiler = next(filter(None, map(shutil.which, compilers)), None)
     if compiler is None or os.name != "posix" or os.environ.get("TETHER_KERNELS") == "0":
@@ -65,20 +75,36 @@ def compiled(
             platform.machine(),
             *machine,
         ]
-        folder, name = (
-            cache_folder() / "kernels",
-            f"{source.stem}-{_digest(repr(inputs).encode())[:16]}",
-        )
-        with _own_folder(folder) as place:
-            for file in sorted(os.listdir(place)):
-                if file.startswith(f"{name}-") and (library := _loaded(place, file)) is not None:
-                    return library
-            return _loaded(
-                place,
-                _build(folder, name, [compiler, *flags, "-fPIC", "-c", str(source)], links),
-            )
-    except (OSError, subprocess.SubprocessError):
+        name = f"{source.stem}-{_digest(repr(inputs).encode())[:16]}"
+        compilation = [compiler, *flags, "-fPIC", "-c", str(source)]
+        try:
+            return _kept(cache_folder() / "kernels", name, compilation, links)
+        except OSError as error:
+            once(_LOG.warning, _NOT_KEPT, one_line(error))
+            with temporary_folder("tether-kernels") as folder:
+                return _kept(folder, name, compilation, links)
+    except (OSError, subprocess.SubprocessError) as error:
+        once(_LOG.warning, _NOT_BUILT, source.name, f"{one_line(error):.300}")
         return None
+
+
+def _kept(
+    folder: Path,
+    name: str,
+    compilation: Sequence[str],
+    links: Sequence[str],
+) -> ctypes.CDLL | None:
+    """The library of that name in a folder, built there if need be.
+
+    Raises:
+        OSError: the folder belongs to another user or takes no file.
+        subprocess.SubprocessError: the compiler failed.
+    """
+    with _own_folder(folder) as place:
+        for file in sorted(os.listdir(place)):
+            if file.startswith(f"{name}-") and (library := _loaded(place, file)) is not None:
+                return library
+        return _loaded(place, _build(folder, name, compilation, links))
 
 
 @contextlib.contextmanager
@@ -98,11 +124,6 @@ def _own_folder(folder: Path) -> Iterator[int]:
     try:
         status = os.fstat(place)
         if status.st_uid != os.geteuid():
-            once(
-                _LOG.warning,
-                "%s belongs to another user: kernels are not kept there, and torch's own are used",
-                folder,
-            )
             raise PermissionError(f"{folder} belongs to another user")
         if status.st_mode & 0o022:
             os.fchmod(place, status.st_mode & 0o755)

@@ -51,7 +51,9 @@ def machine_facts() -> Iterator[tuple[str, str]]:
     kernels_there = kernels.library() is not None
     yield (
         "own kernels",
-        "in use on the CPU" if kernels_there else "not in use: no C compiler, or TETHER_KERNELS=0",
+        "in use on the CPU"
+        if kernels_there
+        else "not in use: no C compiler, a warning above, or TETHER_KERNELS=0",
     )
     yield "threads", _threads()
     yield "sandbox", _sandbox()

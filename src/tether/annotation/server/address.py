@@ -25,7 +25,10 @@ class Address(Config):
         if self.address and not _is_plain(self.address):
             yield "address is what people open, such as https://judge.example.org, without a path"
         if self.host in ("0.0.0.0", "::", "") and not self.address:
-            yield f"host {self.host!r} listens everywhere; give the address that people open as well"
+            yield (
+                f"host {self.host!r} listens everywhere. Also give the address that people open, "
+                f"such as --address http://localhost:{self.port}"
+            )
 
     @property
     def origin(self) -> str:
