@@ -203,7 +203,7 @@ def _tells(answer: Facts, names: Sequence[str]) -> bool:
 
 def _choice(value: object, names: Sequence[str]) -> Any:
     """A label or a ranking as a choice; None if it is neither."""
-    places: dict[Any, str] = {names[0]: "first", names[1]: "second"}
+    places: dict[object, str] = {names[0]: "first", names[1]: "second"}
     if isinstance(value, str):
         return task_json.spoken_choice(value, names)
     if not isinstance(value, list) or len(value) != 2:

@@ -75,7 +75,7 @@ def _rows(given: object, name: str) -> Iterator[Json]:
         yield _row(row, f"{name}[{number}]")
 
 
-def _of_dict(given: Mapping[Any, object], name: str) -> Iterable[Json]:
+def _of_dict(given: Mapping[object, object], name: str) -> Iterable[Json]:
     """The rows of a dict of columns.
 
     Raises:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, get_type_hints
 
 import typer
 
@@ -235,7 +235,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
         else:
             parameters.append(parameter.replace(annotation=hints[name]))
 
-    def run(**given: Any) -> None:
+    def run(**given: object) -> None:
         own = {
             name: group(**{option.name: given.pop(option.name) for option in fields(group)})
             for name, group in groups.items()

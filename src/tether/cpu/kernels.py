@@ -80,7 +80,7 @@ def library_for(tensor: Tensor) -> Any:
     return library() if tensor.device.type == "cpu" and tensor.dtype in TYPES else None
 
 
-def _call(name: str, dtype: torch.dtype, *arguments: Any) -> Any:
+def _call(name: str, dtype: torch.dtype, *arguments: object) -> Any:
     """The function for this type; tensors are passed by their addresses, and live until it
     returns.
     """

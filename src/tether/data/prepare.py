@@ -129,7 +129,7 @@ def by_prompt(
     Yields:
         name, distinct responses, and a column for each part of the rows: places of their responses, then parts of their labels.
     """
-    groups: dict[str, tuple[dict[Encoded, int], list[tuple[Any, ...]]]] = {}
+    groups: dict[str, tuple[dict[Encoded, int], list[tuple[object, ...]]]] = {}
     for group, sequences, label in rows:
         places, members = groups.setdefault(group, ({}, []))
         members.append(

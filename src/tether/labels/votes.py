@@ -260,7 +260,7 @@ def coded(votes: Sequence[Vote], coding: Coding) -> tuple[list[Vote], list[Any],
             [vote.choice if coding == "choice" else vote.verdict for vote in latest],
             "there are no votes",
         )
-    scale: dict[Any, float] = {"tie": 0.0, "both_bad": 0.0}
+    scale: dict[object, float] = {"tie": 0.0, "both_bad": 0.0}
     if all(isinstance(vote.value, str) for vote in latest):
         scale |= {"first": 1.0, "second": -1.0}
     # Beside strengths a bare "first" has a side but no place on the scale, so it is left out.

@@ -71,7 +71,7 @@ class Ranks:
         self.store, self.rank, self.size, self.timeout = store, rank, size, timeout
         self.first = rank == 0
         """True on the rank that writes the run's files and logs."""
-        self.mesh: Any = None
+        self.mesh: DeviceMesh | None = None
         """The ranks over which layers are cut, as torch's DeviceMesh; unset: weights are whole, and
         passes are a rank's own.
         """
@@ -79,7 +79,7 @@ class Ranks:
         """True while this rank runs a pass for the others alone. The results of this pass are
         dropped.
         """
-        self.sums: Any = None
+        self.sums: dist.ProcessGroup | int | None = None
         """The group of processes that sums; unset: that of everything else."""
         self.desk = Path()
         """The folder in which another rank than the first writes down what a stage does; it goes
@@ -232,7 +232,7 @@ class Ranks:
         """
         if self.others_wait:
             raise RuntimeError("a collective within `once`, for whose result the other ranks wait")
-        future: Future[Any] = Future()
+        future: Future[object] = Future()
         # a new thread begins on the first GPU, whatever this rank's is: it would wait for that one
         gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
         threading.Thread(
@@ -401,7 +401,7 @@ def close() -> None:
         dist.destroy_process_group()
 
 
-def _settle(future: Future[Any], work: Callable[[], object], gpu: int | None) -> None:
+def _settle(future: Future[object], work: Callable[[], object], gpu: int | None) -> None:
     try:
         if gpu is not None:
             torch.cuda.set_device(gpu)

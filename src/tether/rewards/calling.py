@@ -146,7 +146,7 @@ class Guarded:
 
     def _outcome(
         self,
-        read: Callable[[Any, str], T],
+        read: Callable[[object, str], T],
         arguments: tuple[object, ...],
         around: Surroundings,
     ) -> _Outcome[T]:
@@ -181,7 +181,7 @@ def in_place(function: Callable[..., object], role: str) -> Callable[..., Any]:
     source = source_of(role, function)
 
     @functools.wraps(function)
-    def call(*arguments: Any) -> Any:
+    def call(*arguments: object) -> Any:
         try:
             with Surroundings(source) as around:
                 return around.run(settled, around.run(function, *arguments))

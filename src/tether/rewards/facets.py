@@ -24,8 +24,8 @@ import warnings
 from builtins import KeyError, all, map, zip  # noqa: UP029
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
-from typing import Any, NamedTuple
+from types import FrameType, ModuleType
+from typing import Any, Generic, NamedTuple, TextIO, TypeVar
 
 import numpy as np
 import torch
@@ -34,7 +34,23 @@ _STREAMS = ("stdin", "stdout", "stderr")
 _CONTEXT = ("prec", "rounding", "Emin", "Emax", "capitals", "clamp")
 
 
-class Facet(NamedTuple):
+State = TypeVar("State")
+_Three = tuple[bool, bool, bool]
+_Switches = tuple[str, _Three, _Three, bool, bool, bool]
+"""Precision, switches of cuDNN, kernels of attention, search for anomalies, autocast, oneDNN."""
+_Streams = tuple[tuple[TextIO | None, bool], ...]
+"""Each stream, and whether it is closed."""
+_Filters = tuple[list[tuple[object, ...]], Callable[..., None]]
+_Log = tuple[int, dict[str, tuple[bool, int, bool, tuple[logging.Handler, ...]]]]
+"""The level below which nothing is logged; by logger: disabled, level, propagates, handlers."""
+_Handlers = dict[int, Callable[[int, FrameType | None], object] | int | None]
+_Timers = tuple[float | None, float, bool, bool]
+"""Moment of the alarm, its interval, and which of the timers of processor time run."""
+_Interpreter = tuple[int, float, int]
+"""Limit of recursion, seconds between switches of threads, most digits of an integer."""
+
+
+class Facet(NamedTuple, Generic[State]):
     """A part of the process's state.
 
     `keeps`: the function finds at its next call what it left; otherwise its change is only put
@@ -42,19 +58,19 @@ class Facet(NamedTuple):
     """
 
     name: str
-    read: Callable[[], Any]
-    write: Callable[[Any], object]
+    read: Callable[[], State]
+    write: Callable[[State], object]
     keeps: bool = True
-    same: Callable[[Any, Any], bool] = operator.eq
+    same: Callable[[State, State], bool] = operator.eq
 
 
 class Names(NamedTuple):
     """Names of a module that a run depends on, and what gives their values."""
 
     module: str
-    space: dict[str, Any]
+    space: dict[str, object]
     names: tuple[str, ...]
-    read: Callable[[Any], tuple[Any, ...]]
+    read: Callable[[Mapping[str, object]], tuple[object, ...]]
 
 
 def _names_of(module: ModuleType) -> Names:
@@ -73,7 +89,7 @@ NAMES = tuple(
 )
 
 
-def values_of_names() -> list[tuple[Any, ...]]:
+def values_of_names() -> list[tuple[object, ...]]:
     """The values of all NAMES now."""
     return [one.read(one.space) for one in NAMES]
 
@@ -109,7 +125,7 @@ def _deterministic() -> tuple[bool, bool]:
     )
 
 
-def _switches() -> tuple[Any, ...]:
+def _switches() -> _Switches:
     cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
     return (
         torch.get_float32_matmul_precision(),
@@ -117,17 +133,16 @@ def _switches() -> tuple[Any, ...]:
         (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled()),
         torch.is_anomaly_enabled(),
         torch.is_autocast_enabled("cpu"),
-        torch.backends.mkldnn.enabled,
+        bool(torch.backends.mkldnn.enabled),
     )
 
 
-def _switch(values: tuple[Any, ...]) -> None:
-    precision, (enabled, benchmark, deterministic), (flash, efficient, plain), *others = values
-    anomaly, autocast, onednn = others
+def _switch(values: _Switches) -> None:
+    precision, of_cudnn, (flash, efficient, plain), anomaly, autocast, onednn = values
     torch.set_float32_matmul_precision(precision)
     cudnn: Any = torch.backends.cudnn
     cuda = torch.backends.cuda
-    cudnn.enabled, cudnn.benchmark, cudnn.deterministic = enabled, benchmark, deterministic
+    cudnn.enabled, cudnn.benchmark, cudnn.deterministic = of_cudnn
     cuda.enable_flash_sdp(flash)
     cuda.enable_mem_efficient_sdp(efficient)
     cuda.enable_math_sdp(plain)
@@ -189,13 +204,13 @@ def _set_decimal(values: tuple[Any, ...]) -> None:
     decimal.setcontext(decimal.Context(**dict(zip(_CONTEXT, values, strict=False)), traps=traps))
 
 
-def _streams() -> tuple[Any, ...]:
+def _streams() -> _Streams:
     """Standard input, output and error, each with its state: open, or closed."""
     streams = (sys.stdin, sys.stdout, sys.stderr)
     return tuple((stream, stream is not None and stream.closed) for stream in streams)
 
 
-def _set_streams(values: tuple[Any, ...]) -> None:
+def _set_streams(values: _Streams) -> None:
     """Put streams back; one that was closed since is opened anew on its descriptor, which Python's
     own streams leave open.
     """
@@ -213,15 +228,15 @@ def _set_streams(values: tuple[Any, ...]) -> None:
         setattr(sys, name, stream)
 
 
-def _same_streams(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+def _same_streams(one: _Streams, other: _Streams) -> bool:
     return all(a is b and closed == shut for (a, closed), (b, shut) in zip(one, other, strict=True))
 
 
-def _filters() -> tuple[Any, ...]:
+def _filters() -> _Filters:
     return list(warnings.filters), warnings.showwarning
 
 
-def _set_filters(values: tuple[object, ...]) -> None:
+def _set_filters(values: _Filters) -> None:
     filters: Any = warnings.filters
     filters[:], warnings.showwarning = values
 
@@ -244,14 +259,14 @@ def _loggers() -> list[logging.Logger]:
     ]
 
 
-def _log() -> tuple[Any, ...]:
+def _log() -> _Log:
     return logging.root.manager.disable, {
         log.name: (log.disabled, log.level, log.propagate, tuple(log.handlers))
         for log in _loggers()
     }
 
 
-def _set_log(values: tuple[Any, ...]) -> None:
+def _set_log(values: _Log) -> None:
     logging.disable(values[0])
     for log in _loggers():
         if log.name in values[1]:
@@ -260,18 +275,18 @@ def _set_log(values: tuple[Any, ...]) -> None:
             log.handlers[:] = handlers
 
 
-def _signals() -> dict[int, Any]:
+def _signals() -> _Handlers:
     return {number: signal.getsignal(number) for number in signal.valid_signals()}
 
 
-def _set_signals(handlers: Mapping[int, Any]) -> None:
+def _set_signals(handlers: _Handlers) -> None:
     """Only the main thread may, and only there a function can have changed any."""
     for number, handler in handlers.items():
         if handler is not None and signal.getsignal(number) is not handler:
             signal.signal(number, handler)
 
 
-def _timers() -> tuple[Any, ...]:
+def _timers() -> _Timers:
     """The moment at which the alarm rings, if any, and its interval; and which of the timers of
     processor time run.
     """
@@ -285,7 +300,7 @@ def _timers() -> tuple[Any, ...]:
     )
 
 
-def _set_timers(values: tuple[Any, ...]) -> None:
+def _set_timers(values: _Timers) -> None:
     """Set the alarm as it was, and end the timers that did not run: their signals would end the
     run.
     """
@@ -300,17 +315,17 @@ def _set_timers(values: tuple[Any, ...]) -> None:
             signal.setitimer(kind, 0)
 
 
-def _same_timers(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+def _same_timers(one: _Timers, other: _Timers) -> bool:
     rings, rang = one[0], other[0]
     alike = rings is rang if rings is None or rang is None else abs(rings - rang) < 0.5
     return alike and one[1:] == other[1:]
 
 
-def _interpreter() -> tuple[Any, ...]:
+def _interpreter() -> _Interpreter:
     return sys.getrecursionlimit(), sys.getswitchinterval(), sys.get_int_max_str_digits()
 
 
-def _set_interpreter(values: tuple[Any, ...]) -> None:
+def _set_interpreter(values: _Interpreter) -> None:
     sys.setrecursionlimit(values[0])
     sys.setswitchinterval(values[1])
     sys.set_int_max_str_digits(values[2])
@@ -340,7 +355,7 @@ def _same_tensors(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 THREADS = "torch's number of threads"
 STREAMS = "standard input, output or error"
 FILTERS, FOLDER = "the filters of warnings", "the working directory"
-FACETS = (
+FACETS: tuple[Facet[Any], ...] = (
     Facet("torch's default dtype", torch.get_default_dtype, torch.set_default_dtype),
     Facet("torch's default device", _device, torch.set_default_device, keeps=False),
     Facet(THREADS, torch.get_num_threads, torch.set_num_threads),

@@ -14,7 +14,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 import torch
 
@@ -116,7 +116,7 @@ class Surroundings:
         """Note, in another thread in which the code ran, what that thread has for itself."""
         self.inside = {THREADS: torch.get_num_threads()}
 
-    def run(self, code: Callable[..., T], *arguments: Any) -> T:
+    def run(self, code: Callable[..., T], *arguments: object) -> T:
         """Run code of the user's within the block. Afterwards Python's own modules have the run's
         functions again, on which the reading of its result depends.
         """

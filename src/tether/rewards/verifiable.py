@@ -149,7 +149,7 @@ class VerifiableReward(AbstractContextManager["VerifiableReward"]):
             correct, reason = 0.0, f"no program found (looked for: {', '.join(self.config.marks)})"
         return {"correct": correct, **format_part(self.config.pattern, text)}, reason
 
-    def _score(self, reply: CheckResult, outcome: Callable[[Any], _Outcome]) -> Score:
+    def _score(self, reply: CheckResult, outcome: Callable[[object], _Outcome]) -> Score:
         if reply.failure:
             return Score(None, reason=f"the check {reply.failure}: {reply.detail}")
         parts, reason = outcome(reply.result)

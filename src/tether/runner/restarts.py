@@ -230,7 +230,7 @@ class Teller:
     def __init__(self, descriptor: int) -> None:
         self.connection = Connection(descriptor, readable=False)
 
-    def tell(self, *values: Any) -> None:
+    def tell(self, *values: object) -> None:
         # who watched has gone, and the store with it: that ends this rank
         with contextlib.suppress(OSError):
             self.connection.send(values)

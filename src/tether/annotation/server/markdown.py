@@ -91,25 +91,25 @@ def _parser() -> MarkdownIt:
     return parser
 
 
-def _image(tokens: Sequence[Token], index: int, options: Any, env: Any) -> str:
+def _image(tokens: Sequence[Token], index: int, options: object, env: object) -> str:
     return (
         '<span class="image">[image: '
         f"{html.escape(tokens[index].content) or 'without a description'}]</span>"
     )
 
 
-def _link(tokens: Sequence[Token], index: int, options: Any, env: Any) -> str:
+def _link(tokens: Sequence[Token], index: int, options: object, env: object) -> str:
     address = html.escape(str(tokens[index].attrGet("href") or ""))
     return (
         f'<a href="{address}" title="{address}" rel="noopener nofollow noreferrer" target="_blank">'
     )
 
 
-def _heading(tokens: Sequence[Token], index: int, options: Any, env: Any) -> str:
+def _heading(tokens: Sequence[Token], index: int, options: object, env: object) -> str:
     # The page's own headings are the first two levels.
     level = min(6, int(tokens[index].tag[1]) + 2)
     return f"<h{level}>" if tokens[index].nesting == 1 else f"</h{level}>\n"
 
 
-def _fence(tokens: Sequence[Token], index: int, options: Any, env: Any) -> str:
+def _fence(tokens: Sequence[Token], index: int, options: object, env: object) -> str:
     return f'<pre tabindex="0"><code>{html.escape(tokens[index].content)}</code></pre>\n'

@@ -75,7 +75,7 @@ class Site:
         }
         self.templates.globals |= {"version": version, "CUT": markdown.CUT}
 
-    def filled(self, template: str, status: int, **values: Any) -> Response:
+    def filled(self, template: str, status: int, **values: object) -> Response:
         text = self.templates.get_template(template).render(**values)
         return HTMLResponse(text.encode("utf-8", "replace"), status)
 
@@ -138,7 +138,7 @@ class Visit:
             raise HTTPException(401, "Your session has ended, so nothing was done.")
         return self.somebody
 
-    def page(self, template: str, status: int = 200, **values: Any) -> Response:
+    def page(self, template: str, status: int = 200, **values: object) -> Response:
         """A template filled in; `token` and `person` are there for all of them."""
         path = self.request.url.path
         token = form_token(self.secret)

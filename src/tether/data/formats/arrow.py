@@ -78,7 +78,7 @@ def arrow_rows(stream: io.BufferedReader, where: str) -> Iterator[tuple[int, Row
     try:
         if bytes(stream.peek(6)[:6]) == b"ARROW1":
             file = pa.ipc.open_file(stream)
-            batches: Iterable[Any] = map(file.get_batch, range(file.num_record_batches))
+            batches: Iterable[object] = map(file.get_batch, range(file.num_record_batches))
         else:
             file = batches = pa.ipc.open_stream(stream)
         no_column_twice(file.schema.names, where)

@@ -31,6 +31,7 @@ from tether.data.formats.printed import cell_value
 from tether.data.formats.values import as_text, missing, sequence, sound
 
 T = TypeVar("T")
+Item = TypeVar("Item")
 Reader = Callable[[Row], Iterable[Any]]
 """A row -> its records. A `DataError` that is raised condemns the row, one that is yielded only
 that part of it.
@@ -410,7 +411,7 @@ def split_transcript(transcript: str) -> Conversation:
     )
 
 
-def attempt(make: Callable[[Any], T], items: Iterable[object]) -> Iterator[T | DataError]:
+def attempt(make: Callable[[Item], T], items: Iterable[Item]) -> Iterator[T | DataError]:
     """One record for each item, or the reason why there is none: the other parts of a row stay
     good.
     """
