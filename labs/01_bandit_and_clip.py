@@ -215,11 +215,7 @@ lab.table(
 lab.expect("π with the clip", steady[-1], 0.90, 0.97, "seeds 0 to 7: 0.923 to 0.944")
 lab.expect("π without the clip", wild[-1], 0.62, 0.82, "seeds 0 to 7: 0.684 to 0.759")
 lab.expect(
-    "π after noise alone",
-    noise[-1],
-    0.42,
-    0.58,
-    "theory: 0.5; seeds 0 to 7: 0.465 to 0.518",
+    "π after noise alone", noise[-1], 0.42, 0.58, "theory: 0.5; seeds 0 to 7: 0.465 to 0.518"
 )
 lab.expect("gave up, with the clip", steady_fooled[-1], 0, 0.03, "seeds 0 to 7: 0 to 0.01")
 lab.expect("gave up, without", wild_fooled[-1], 0.2, 0.36, "seeds 0 to 7: 0.235 to 0.315")

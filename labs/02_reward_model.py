@@ -138,11 +138,7 @@ lab.plot(
 )
 gap = max(abs(seen - expected) for seen, expected in zip(noisy, theory, strict=True))
 lab.expect(
-    "noisy accuracy, largest distance from theory",
-    gap,
-    0,
-    0.03,
-    "theory: 4 standard errors",
+    "noisy accuracy, largest distance from theory", gap, 0, 0.03, "theory: 4 standard errors"
 )
 lab.expect(
     "clean accuracy with 30% noise minus that with none",

@@ -192,19 +192,11 @@ lab.table(["", "expected reward", "KL, nats an answer"], [
 ])  # fmt: skip
 lab.expect("reward at the end", end, 0.92, 1.0, "seeds 0 to 5: 0.963 to 0.970")
 lab.expect(
-    "best temperature of the start, its reward",
-    cooled,
-    0.2,
-    0.27,
-    "seeds 0 to 5: 0.226 to 0.236",
+    "best temperature of the start, its reward", cooled, 0.2, 0.27, "seeds 0 to 5: 0.226 to 0.236"
 )
 lab.expect("reward at the end, random reward", aimless[-1], 0.05, 0.5, "seeds 0 to 5: 0.19 to 0.35")
 lab.expect(
-    "KL over its bound",
-    kl / bound,
-    1,
-    2.2,
-    "theory: at least 1; seeds 0 to 5: 1.21 to 1.55",
+    "KL over its bound", kl / bound, 1, 2.2, "theory: at least 1; seeds 0 to 5: 1.21 to 1.55"
 )
 
 # %% [markdown]

@@ -41,12 +41,7 @@ for _ in range(150):
     target = gold(answers)[:, None].expand(answers.mask.shape) * answers.mask
     _, values = shop.evaluate(answers)
     loss, _ = value_loss(
-        values,
-        values,
-        target,
-        answers.mask,
-        clip_range=None,
-        denominator=int(answers.mask.sum()),
+        values, values, target, answers.mask, clip_range=None, denominator=int(answers.mask.sum())
     )
     shop.update(loss, 0)
 average = float(gold(draw(shop.start, 5000, luck)).mean())
@@ -133,11 +128,7 @@ lab.expect(
 )
 lab.expect("variance, none over running mean, c = 1", mean_gain, 4, 8, "seeds 0 to 2: 5.7 to 6.0")
 lab.expect(
-    "variance, running mean over value, c = 1",
-    value_gain,
-    1.0,
-    1.2,
-    "seeds 0 to 2: 1.06 to 1.10",
+    "variance, running mean over value, c = 1", value_gain, 1.0, 1.2, "seeds 0 to 2: 1.06 to 1.10"
 )
 steady = spread["value", 4.0] / spread["value", 0.0]
 lab.expect("variance with a value, c = 4 over c = 0", steady, 0.999, 1.001, "theory: 1")

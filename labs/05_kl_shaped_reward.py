@@ -69,21 +69,13 @@ lab.expect("per token minus terminal, in total", gap, 0, 1e-4, "theory: the same
 
 # %%
 def wrong_sign(
-    scores: Tensor,
-    policy: Tensor,
-    reference: Tensor,
-    mask: Tensor,
-    beta: float,
+    scores: Tensor, policy: Tensor, reference: Tensor, mask: Tensor, beta: float
 ) -> Tensor:
     return shaped(scores, policy, reference, mask, -beta)
 
 
 def broadcast(
-    scores: Tensor,
-    policy: Tensor,
-    reference: Tensor,
-    mask: Tensor,
-    beta: float,
+    scores: Tensor, policy: Tensor, reference: Tensor, mask: Tensor, beta: float
 ) -> Tensor:
     nothing = torch.zeros_like(scores)
     return shaped(nothing, policy, reference, mask, beta) + scores[:, None] * mask
@@ -158,8 +150,7 @@ def diagnose(name: str) -> list[str]:
         "score placement": score_once(shape(scores, policy, policy, batch.mask, 0.0), lengths),
         "reference": wrong_reference(policy, own, batch.mask),
         "reference, in the log": reference_at_start(
-            StageLog(rows, {}),
-            [step.kl for step in logs[name]],
+            StageLog(rows, {}), [step.kl for step in logs[name]]
         ),
     }
     return [check for check, result in checks.items() if isinstance(result, Finding)]
@@ -211,11 +202,7 @@ lab.expect(
     "seeds 0 to 2: 2.2 to 2.6",
 )
 lab.expect(
-    "KL with the base, over the right one",
-    against["base"],
-    3,
-    9,
-    "seeds 0 to 2: 4.6 to 5.2",
+    "KL with the base, over the right one", against["base"], 3, 9, "seeds 0 to 2: 4.6 to 5.2"
 )
 
 # %% [markdown]

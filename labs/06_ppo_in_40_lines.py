@@ -106,11 +106,7 @@ gain = truth(shops["PPO"]) - cooled
 control = truth(shops["PPO, random reward"]) - shops["PPO"].truth[0]
 lab.expect("PPO minus the cooled start", gain, 0.6, 1.1, "seeds 0 to 4: 0.83 to 0.87")
 lab.expect(
-    "PPO on a random reward minus the start",
-    control,
-    -0.5,
-    0.4,
-    "seeds 0 to 4: -0.14 to 0.09",
+    "PPO on a random reward minus the start", control, -0.5, 0.4, "seeds 0 to 4: -0.14 to 0.09"
 )
 
 # %% [markdown]
@@ -157,11 +153,7 @@ lab.expect("share clipped, 1 epoch", clipped[1], 0, 0, "theory: the ratio is 1")
 lab.expect("share clipped, 4 epochs", clipped[4], 0.001, 0.03, "seeds 0 to 4: 0.006 to 0.008")
 lab.expect("share clipped, 20 epochs", clipped[20], 0.2, 0.4, "seeds 0 to 4: 0.28 to 0.30")
 lab.expect(
-    "true reward, 20 epochs minus 4",
-    ends[20] - ends[4],
-    -0.2,
-    0.2,
-    "seeds 0 to 4: -0.02 to 0.05",
+    "true reward, 20 epochs minus 4", ends[20] - ends[4], -0.2, 0.2, "seeds 0 to 4: -0.02 to 0.05"
 )
 
 # %% [markdown]
@@ -177,11 +169,7 @@ lab.expect(
 
 # %%
 def last_column(
-    scores: Tensor,
-    policy: Tensor,
-    reference: Tensor,
-    mask: Tensor,
-    beta: float,
+    scores: Tensor, policy: Tensor, reference: Tensor, mask: Tensor, beta: float
 ) -> Tensor:
     """The chapters' line: the score in the last column of the batch."""
     rewards = shaped(torch.zeros_like(scores), policy, reference, mask, beta)
@@ -206,11 +194,7 @@ lab.plot(
 )
 lost = truth(misplaced) - shops["PPO"].truth[0]
 lab.expect(
-    "score in the last column minus the start",
-    lost,
-    -0.4,
-    0.5,
-    "seeds 0 to 4: -0.10 to 0.22",
+    "score in the last column minus the start", lost, -0.4, 0.5, "seeds 0 to 4: -0.10 to 0.22"
 )
 
 # %% [markdown]

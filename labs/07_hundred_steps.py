@@ -132,7 +132,7 @@ random_answers = draw(chance.table.detach(), 500, luck)
 rows = [[name, float(gold(a).mean()), float(proxy(a).mean())] for name, a in answers.items()]
 rows.append([f"start at temperature {temperature}", cooled, "-"])
 rows.append(
-    ["random reward", float(gold(random_answers).mean()), float(proxy(random_answers).mean())],
+    ["random reward", float(gold(random_answers).mean()), float(proxy(random_answers).mean())]
 )
 lab.table(["policy", "true reward", "reward model"], rows)
 

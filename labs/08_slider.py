@@ -113,11 +113,7 @@ gain = max(truths) - cooled
 control = chance_truth - start_truth
 slack = "theory: at least 0, but for the noise of the gain, 2,000 answers"
 lab.expect(
-    "smallest fall of the KL from one β to the next",
-    falls,
-    0,
-    99,
-    "theory: KL falls with β",
+    "smallest fall of the KL from one β to the next", falls, 0, 99, "theory: KL falls with β"
 )
 lab.expect("smallest gain − β KL", surplus, -0.15, 9, slack)
 lab.expect("true reward, β = 0.1", truths[0], -9, -1, "seeds 0 to 2: -6.0 to -4.7")

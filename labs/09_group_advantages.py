@@ -205,11 +205,7 @@ lab.expect(
     "theory: about 7/8; seeds 0 to 4: 0.84 to 0.92",
 )
 lab.expect(
-    "G = 2, group over critic",
-    pair,
-    1.5,
-    2.5,
-    "theory: about 2; seeds 0 to 4: 1.73 to 1.92",
+    "G = 2, group over critic", pair, 1.5, 2.5, "theory: about 2; seeds 0 to 4: 1.73 to 1.92"
 )
 
 # %% [markdown]
@@ -289,12 +285,7 @@ def train_grpo(game: Prompted) -> None:
         for _ in range(4):
             logprobs, _ = game.evaluate(batch)
             surrogate, _ = ppo_clip_loss(
-                logprobs,
-                old,
-                advantages,
-                batch.mask,
-                clip_range=0.2,
-                denominator=tokens,
+                logprobs, old, advantages, batch.mask, clip_range=0.2, denominator=tokens
             )
             kl = masked_sum(kl_policy_reference_k2(logprobs, reference), batch.mask) / tokens
             game.update(surrogate + BETA * kl, step + 1)
@@ -369,11 +360,7 @@ for name, low, high, seen in (
     lab.expect(f"{name} minus the cooled start", gain, low, high, f"seeds 0 to 4: {seen}")
 control = ends["GRPO, random reward"] - start
 lab.expect(
-    "GRPO on a random reward minus the start",
-    control,
-    -0.3,
-    0.2,
-    "seeds 0 to 4: -0.06 to 0.07",
+    "GRPO on a random reward minus the start", control, -0.3, 0.2, "seeds 0 to 4: -0.06 to 0.07"
 )
 further = kls["GRPO, G = 8"] / kls["PPO"]
 lab.expect("KL of GRPO over that of PPO", further, 1.4, 3, "seeds 0 to 4: 2.0 to 2.1")

@@ -226,9 +226,7 @@ def distilled(n: int) -> Tensor:
     optimizer = torch.optim.Adam([table], lr=0.05)
     for _ in range(60):
         loss = negative_log_likelihood(
-            logprobs_of(table, answers),
-            answers.mask,
-            denominator=int(answers.mask.sum()),
+            logprobs_of(table, answers), answers.mask, denominator=int(answers.mask.sum())
         )
         optimizer.zero_grad()
         loss.backward()

@@ -178,8 +178,7 @@ fallen = {
     for name, (table, _) in runs.items()
 }
 lab.table(
-    ["", "share of chosen answers that became less likely"],
-    [list(row) for row in fallen.items()],
+    ["", "share of chosen answers that became less likely"], [list(row) for row in fallen.items()]
 )
 for name, low, high, seen in (
     ("DPO", 0.6, 0.9, "0.71 to 0.81"),
@@ -259,11 +258,7 @@ share = margins["IPO"][-1] * 2 * BETA
 lab.expect("margin of DPO, end over half way", growth["DPO"], 1.3, 2, "seeds 0 to 4: 1.53 to 1.58")
 lab.expect("margin of IPO, end over half way", growth["IPO"], 1, 1.2, "seeds 0 to 4: 1.06 to 1.08")
 lab.expect(
-    "margin of IPO over its target",
-    share,
-    0.2,
-    1,
-    "theory: at most 1; seeds 0 to 4: 0.36 to 0.41",
+    "margin of IPO over its target", share, 0.2, 1, "theory: at most 1; seeds 0 to 4: 0.36 to 0.41"
 )
 for name, low, high, seen in (
     ("DPO", -12, -3, "-6.7 to -5.8"),
@@ -271,11 +266,7 @@ for name, low, high, seen in (
     ("KTO", -9, -1.5, "-4.6 to -3.2"),
 ):
     lab.expect(
-        f"log ratio of the chosen answers, {name}",
-        lost[name],
-        low,
-        high,
-        f"seeds 0 to 4: {seen}",
+        f"log ratio of the chosen answers, {name}", lost[name], low, high, f"seeds 0 to 4: {seen}"
     )
 right = rows[0][1]
 lab.expect("held-out accuracy of DPO's reward", right, 0.67, 0.76, "seeds 0 to 4: 0.71 to 0.72")

@@ -125,7 +125,7 @@ lab.text(
         f"{name}, step {alarm.step}: {alarm.message}"
         for name, raised in alarms.items()
         for alarm in raised.values()
-    ),
+    )
 )
 
 # %% plot
@@ -188,7 +188,7 @@ lab.table(
 )
 lab.text(
     "\n".join(f"{name}: {answers.texts[0]}" for name, answers in final.items())
-    + f"\nall were asked: {prompts[0]}",
+    + f"\nall were asked: {prompts[0]}"
 )
 
 # %% [markdown]

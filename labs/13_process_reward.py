@@ -164,7 +164,7 @@ hit = wrong.errors.gather(1, blamed[:, None])[:, 0] != 0
 blind = ((wrong.errors != 0).sum(1) / wrong.mask.sum(1)).mean()
 lab.text(
     f"In unsound solutions the weakest line is a wrong one in {float(hit.float().mean()):.1%}; "
-    f"a line drawn blindly in {float(blind):.1%}.",
+    f"a line drawn blindly in {float(blind):.1%}."
 )
 
 # %% [markdown]
@@ -180,11 +180,7 @@ lab.text(
 
 # %%
 def each_line(
-    scores: Tensor,
-    policy: Tensor,
-    reference: Tensor,
-    mask: Tensor,
-    beta: float,
+    scores: Tensor, policy: Tensor, reference: Tensor, mask: Tensor, beta: float
 ) -> Tensor:
     """The KL penalty, and each line's score at the token that ends it: here a line is a token."""
     ends = torch.arange(mask.shape[1]).expand_as(mask)
@@ -336,11 +332,7 @@ lab.expect(
     "seeds 0 to 4: 0.993 to 0.997",
 )
 lab.expect(
-    "trained on the outcome: every line right",
-    share(taught.sound),
-    0,
-    0.03,
-    "seeds 0 to 4: 0",
+    "trained on the outcome: every line right", share(taught.sound), 0, 0.03, "seeds 0 to 4: 0"
 )
 lab.expect(
     "trained on the outcome: last line right, five numbers",
@@ -359,11 +351,7 @@ for name in ("process, minus the mean", "process, least line"):
         "seeds 0 to 4: 0.996 to 1",
     )
 lab.expect(
-    "dimensions of the chapter's states",
-    len(wrong_shape),
-    4,
-    4,
-    "theory: 4, where 3 are meant",
+    "dimensions of the chapter's states", len(wrong_shape), 4, 4, "theory: 4, where 3 are meant"
 )
 
 # %% [markdown]

@@ -92,7 +92,7 @@ whole = raw_agreement(votes)
 kappa = fleiss_kappa(votes)
 lab.text(
     f"All seven: raw agreement {whole.value:.3f} [{whole.low:.3f}, {whole.high:.3f}], "
-    f"Fleiss' kappa {kappa.value:.3f} [{kappa.low:.3f}, {kappa.high:.3f}].",
+    f"Fleiss' kappa {kappa.value:.3f} [{kappa.low:.3f}, {kappa.high:.3f}]."
 )
 pairs_of_two = list(itertools.combinations(PEOPLE.values(), 2))
 mean_agreement = sum(a * b + (1 - a) * (1 - b) for a, b in pairs_of_two) / len(pairs_of_two)
@@ -134,11 +134,7 @@ for suspect in suspects.values():
     lab.text(f"{suspect.annotator} {suspect.reason}.")
 off = max(abs(fit.accuracy[name] - share) for name, share in shares.items())
 lab.expect(
-    "Dawid and Skene's accuracies, largest error",
-    off,
-    0,
-    0.05,
-    "seeds 0 to 4: 0.010 to 0.021",
+    "Dawid and Skene's accuracies, largest error", off, 0, 0.05, "seeds 0 to 4: 0.010 to 0.021"
 )
 lab.expect("Gus is a suspect", "Gus" in suspects, 1, 1, "theory: 400 clicks on the left")
 careful = sum(name in suspects for name in ("Anna", "Ben", "Cleo", "Eva"))
@@ -230,11 +226,7 @@ lab.table(
     ],
 )
 lab.expect(
-    "share of 4 to 3",
-    len(close) / ITEMS,
-    0.19,
-    0.38,
-    "theory: 0.284, with 4 standard errors",
+    "share of 4 to 3", len(close) / ITEMS, 0.19, 0.38, "theory: 0.284, with 4 standard errors"
 )
 lab.expect(
     "right among 4 to 3",
@@ -292,11 +284,7 @@ lab.table(
 )
 noise_cost = inherited["the truth"] - inherited["Anna"]
 lab.expect(
-    "reward model: the truth minus Anna",
-    noise_cost,
-    -0.03,
-    0.05,
-    "seeds 0 to 4: -0.006 to 0.020",
+    "reward model: the truth minus Anna", noise_cost, -0.03, 0.05, "seeds 0 to 4: -0.006 to 0.020"
 )
 
 # %% [markdown]
@@ -386,18 +374,10 @@ lab.expect(
     "seeds 0 to 4: -0.14 to -0.11",
 )
 lab.expect(
-    "reward of sorry over hello, all with the taste",
-    sorry[-1],
-    3,
-    7,
-    "seeds 0 to 4: 4.6 to 5.2",
+    "reward of sorry over hello, all with the taste", sorry[-1], 3, 7, "seeds 0 to 4: 4.6 to 5.2"
 )
 lab.expect(
-    "reward of sorry over hello, none",
-    sorry[0],
-    -1,
-    1,
-    "theory: 0; seeds 0 to 4: -0.42 to 0.23",
+    "reward of sorry over hello, none", sorry[0], -1, 1, "theory: 0; seeds 0 to 4: -0.42 to 0.23"
 )
 
 # %% [markdown]

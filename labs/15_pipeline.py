@@ -108,7 +108,7 @@ chosen, rejected = (
 accuracy = pairwise_accuracy(chosen.tolist(), rejected.tolist())
 lab.text(
     f"Held-out accuracy of the reward model: {accuracy.value:.3f} "
-    f"[{accuracy.low:.3f}, {accuracy.high:.3f}], of {accuracy.count} pairs.",
+    f"[{accuracy.low:.3f}, {accuracy.high:.3f}], of {accuracy.count} pairs."
 )
 
 # %% [markdown]
@@ -233,11 +233,7 @@ lab.expect(
 lab.expect("gain of cooling alone", cooled, 0.12, 0.35, "seeds 0 to 4: 0.21 to 0.27")
 lab.expect("PPO, best against best", gains["PPO"], 0.15, 1, "seeds 0 to 4: 0.27 to 0.71")
 lab.expect(
-    "PPO: the verdict is better",
-    judged["PPO"]["verdict"] == "better",
-    1,
-    1,
-    "seeds 0 to 4: yes",
+    "PPO: the verdict is better", judged["PPO"]["verdict"] == "better", 1, 1, "seeds 0 to 4: yes"
 )
 lab.expect(
     "random reward, best against best",
@@ -254,11 +250,7 @@ lab.expect(
     "seeds 0 to 4: 0.27 to 0.74",
 )
 lab.expect(
-    "no tether, best against best",
-    gains["no tether"],
-    -12,
-    -3,
-    "seeds 0 to 4: -9.0 to -6.1",
+    "no tether, best against best", gains["no tether"], -12, -3, "seeds 0 to 4: -9.0 to -6.1"
 )
 lab.expect(
     "no tether: score above that of PPO",

@@ -131,14 +131,7 @@ class Lab:
         self._keep("table", (head, cells))
 
     def plot(
-        self,
-        title: str,
-        traces: Sequence[Trace],
-        *,
-        x: str,
-        y: str,
-        look_at: str,
-        right: str = "",
+        self, title: str, traces: Sequence[Trace], *, x: str, y: str, look_at: str, right: str = ""
     ) -> None:
         """Show curves in one picture; the curves take the palette's colours in their order.
 
@@ -191,7 +184,7 @@ class Lab:
         """Write one HTML page that needs no network, and give its path."""
         if self.path is None:
             raise FileNotFoundError(
-                f"{self.name} runs in a notebook: a page is written where it runs as a program",
+                f"{self.name} runs in a notebook: a page is written where it runs as a program"
             )
         source = self.path.read_text(encoding="utf-8")
         cells = list(cells_of(source))
@@ -218,8 +211,8 @@ class Lab:
         notebook.display(
             notebook.HTML(
                 f'<div><iframe srcdoc="{page}" title="{escape(plot.title)}" '
-                f'style="width: 100%; height: {HEIGHT + MARGIN}px; border: 0"></iframe></div>',
-            ),
+                f'style="width: 100%; height: {HEIGHT + MARGIN}px; border: 0"></iframe></div>'
+            )
         )
 
     def _of(self, cell: Cell, cells: Sequence[Cell]) -> Iterator[Shown]:

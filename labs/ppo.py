@@ -59,20 +59,10 @@ def train(
         for epoch in range(epochs):
             logprobs, predicted = game.evaluate(batch)
             surrogate, seen = ppo_clip_loss(
-                logprobs,
-                old,
-                advantages,
-                mask,
-                clip_range=0.2,
-                denominator=tokens,
+                logprobs, old, advantages, mask, clip_range=0.2, denominator=tokens
             )
             critic, _ = value_loss(
-                predicted,
-                values,
-                returns,
-                mask,
-                clip_range=0.2,
-                denominator=tokens,
+                predicted, values, returns, mask, clip_range=0.2, denominator=tokens
             )
             game.update(surrogate + 0.5 * critic, step + 1)
             if epoch == 0:
@@ -80,6 +70,6 @@ def train(
         # record
         kl = masked_sum(old - reference, mask) / len(scores)
         history.append(
-            Step(float(scores.mean()), float(kl), first_ratio, float(seen.clip_fraction)),
+            Step(float(scores.mean()), float(kl), first_ratio, float(seen.clip_fraction))
         )
     return history

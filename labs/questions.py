@@ -126,10 +126,7 @@ def ask(count: int, luck: torch.Generator) -> tuple[Int64[Tensor, " answers"], l
 
 
 def draw(
-    table: Table,
-    kinds: Int64[Tensor, " answers"],
-    prompts: list[str],
-    luck: torch.Generator,
+    table: Table, kinds: Int64[Tensor, " answers"], prompts: list[str], luck: torch.Generator
 ) -> Answers:
     """Draw an answer to each question, word by word."""
     chances = table.softmax(-1)
@@ -191,9 +188,7 @@ def asker_shift(table: Table) -> float:
     by_kind = dict(zip(KINDS, odds, strict=True))
     sums = [True, False, True, False]
     estimates = judge_premises(
-        [by_kind[right, True] for right in sums],
-        [by_kind[right, False] for right in sums],
-        sums,
+        [by_kind[right, True] for right in sums], [by_kind[right, False] for right in sums], sums
     )
     return estimates["shift"].value
 

@@ -26,7 +26,7 @@ HABITS = torch.tensor(
         [0.84, 0.06, 0.06, 0.04],
         [0.25, 0.06, 0.65, 0.04],
         [0.84, 0.06, 0.06, 0.04],
-    ],
+    ]
 )
 
 
@@ -76,11 +76,7 @@ class Solver:
     """The policy in training, its reference and its values."""
 
     def __init__(
-        self,
-        seed: int,
-        start: Tensor,
-        score: Callable[[Solutions], Tensor],
-        answers: int = 64,
+        self, seed: int, start: Tensor, score: Callable[[Solutions], Tensor], answers: int = 64
     ) -> None:
         self.luck = torch.Generator().manual_seed(seed)
         self.start = start

@@ -155,11 +155,7 @@ class Pairs(NamedTuple):
 
 
 def compare(
-    count: int,
-    luck: torch.Generator,
-    *,
-    flipped: float = 0.0,
-    start: Table | None = None,
+    count: int, luck: torch.Generator, *, flipped: float = 0.0, start: Table | None = None
 ) -> Pairs:
     """Pairs of answers of the start, compared by Bradley-Terry on the truth.
 

@@ -118,7 +118,7 @@ def test_vllm_and_the_run_share_the_folder_the_token_and_a_name():
     tokens = {one["environment"]["TETHER_SERVER_TOKEN"] for one in (vllm, run)}
     assert len(tokens) == 1 and tokens.pop().startswith("${TETHER_SERVER_TOKEN:?")
     assert "ports" not in vllm
-    host, port = re.findall(r"http://(\w+):(\d+)", PAGE)[0]
+    host, port = re.findall(r'addresses = \["http://(\w+):(\d+)', PAGE)[0]
     assert host == vllm["environment"]["TETHER_SERVER_NAME"] and host in COMPOSE["services"]
     assert f"--port={port}" in vllm["command"]
     assert (ROOT / "docker" / run["build"]["context"] / run["build"]["dockerfile"]).is_file()

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file
@@ -23,6 +23,9 @@ from tether.models.precision import cast
 from tether.models.sources import check_model_source
 from tether.settings.model import ADAPTER_FILE, TINY, ModelConfig
 from tether.settings.reading import build
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 logger = logging.getLogger(__name__)
 WEIGHTS = "adapter_model.safetensors"
@@ -131,7 +134,7 @@ def base_of(config: ModelConfig, folder: Path) -> Iterator[ModelConfig]:
             raise ModelError(str(error).replace(str(place), config.source)) from error
 
 
-def _merged(model: Any, folder: Path) -> Any:
+def _merged(model: PreTrainedModel, folder: Path) -> Any:
     from peft import PeftConfig, PeftModel, get_peft_model_state_dict
 
     try:
@@ -181,7 +184,7 @@ def _merged(model: Any, folder: Path) -> Any:
     return merged
 
 
-def _probe(model: Any) -> torch.Tensor:
+def _probe(model: PreTrainedModel) -> torch.Tensor:
     """Logits of a few tokens."""
     ids = torch.arange(8, device=next(model.parameters()).device)[None]
     return model.eval()(input_ids=ids).logits

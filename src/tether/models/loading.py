@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -38,6 +38,9 @@ from tether.models.targets import kept_layers, target_names
 from tether.models.trunk import Role
 from tether.settings.model import TINY, LoraConfig, ModelConfig
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
 logger = logging.getLogger(__name__)
 
 
@@ -54,7 +57,7 @@ class LoadedModel:
     config: ModelConfig
 
     model: Any
-    tokenizer: Any
+    tokenizer: PreTrainedTokenizerBase
     stop_ids: tuple[int, ...]
     template: str | None
     system_prompt: str | None
@@ -197,7 +200,7 @@ def _template(config: ModelConfig) -> str | None:
     return Path(path).read_text(encoding="utf-8") if path else None
 
 
-def _check_template(source: str, tokenizer: Any, template: str | None) -> None:
+def _check_template(source: str, tokenizer: PreTrainedTokenizerBase, template: str | None) -> None:
     """Check that a chat template can be parsed. Its rendering is checked with the first
     conversation."""
     from jinja2 import TemplateSyntaxError
@@ -283,7 +286,7 @@ def multiplies_bfloat16_fast(cpuinfo: str) -> bool:
     return "amx_bf16" in cpuinfo or ("avx512_bf16" in cpuinfo and "AuthenticAMD" in cpuinfo)
 
 
-def plain_attention(attention: str, device: torch.device, model: Any) -> str:
+def plain_attention(attention: str, device: torch.device, model: PreTrainedModel) -> str:
     """transformers' own attention of that name; by default sdpa on an accelerator, where the model
     has it, and eager on a CPU.
 
@@ -300,7 +303,7 @@ def plain_attention(attention: str, device: torch.device, model: Any) -> str:
     return "eager" if device.type == "cpu" or not model._supports_sdpa else "sdpa"
 
 
-def keep_on_host(model: Any, device: torch.device) -> Any:
+def keep_on_host(model: PreTrainedModel, device: torch.device) -> Any:
     """Leave a frozen model's layers in host memory: each comes to `device` when it is used, and
     goes again.
 
@@ -395,8 +398,8 @@ def weights_digest(weights: Mapping[str, torch.Tensor], dtype: torch.dtype | Non
 
 
 def save_model(
-    model: Any,
-    tokenizer: Any,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
     template: str | dict[str, str],
     folder: Path,
     *,

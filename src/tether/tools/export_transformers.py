@@ -7,7 +7,7 @@ from __future__ import annotations
 import copy
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import save_file
@@ -21,6 +21,9 @@ from tether.models.precision import cast
 from tether.models.pretrained import quiet
 from tether.models.trunk import Role
 from tether.rewards.classifier import OFFSET
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 PAD = "<|pad|>"
 
@@ -39,7 +42,7 @@ def merged(role: Role, rounding: Rounding | None = None) -> Any:
         return fold_in(settle(cast(role.model, torch.float32), role.adapter, rounding))
 
 
-def classifier(causal: Any, head: ScalarHead, *, each_token: bool = False) -> Any:
+def classifier(causal: PreTrainedModel, head: ScalarHead, *, each_token: bool = False) -> Any:
     """The library's classifier of sequences, or of tokens, around the decoder of `causal`, without
     a copy of it.
 
@@ -88,7 +91,7 @@ def classifier(causal: Any, head: ScalarHead, *, each_token: bool = False) -> An
     return model.eval()
 
 
-def score_layer(model: Any) -> tuple[str, nn.Linear]:
+def score_layer(model: PreTrainedModel) -> tuple[str, nn.Linear]:
     """The last layer of a classifier that `classifier` made, and its name."""
     children = dict(model.named_children())
     return next(
@@ -133,7 +136,7 @@ def save_adapter(
 
 def settle_padding(
     model: Any,
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase,
     stop_ids: tuple[int, ...],
     *,
     may_grow: bool,
