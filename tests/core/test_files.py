@@ -1,6 +1,7 @@
 """A file is whole under its name, or as it was."""
 
 import errno
+import importlib.util
 import os
 import stat
 import subprocess
@@ -162,3 +163,18 @@ def test_a_damaged_line_is_named(tmp_path):
     path.write_text('{"step": 1}\nnot json\n{"step": 2}\n')
     with pytest.raises(RunError, match=r"metrics\.jsonl, line 2, is damaged"):
         list(rundir.read_jsonl(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("__version__ = '2.13.0+cu130'\n", "2.13.0+cu130"), ("debug = False\n", "2.13.0")],
+)
+def test_the_build_of_torch_comes_from_its_own_file(tmp_path, monkeypatch, text, expected):
+    """Installers of CUDA builds note the version without the build."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("")
+    (tmp_path / "torch" / "version.py").write_text(text)
+    place = importlib.util.spec_from_file_location("torch", tmp_path / "torch" / "__init__.py")
+    monkeypatch.setattr(rundir.importlib.util, "find_spec", lambda name: place)
+    monkeypatch.setattr(rundir.metadata, "version", lambda name: "2.13.0")
+    assert rundir.versions(["torch", "peft"]) == {"torch": expected, "peft": "2.13.0"}

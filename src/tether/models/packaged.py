@@ -4,17 +4,18 @@ kept in a cache.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from tether.core.errors import ModelError
+from tether.core.errors import ConfigError, ModelError, one_line
 from tether.core.locks import unfinished_folder
 from tether.core.rundir import file_digest
 
@@ -52,15 +53,31 @@ PACKAGES = {
 
 def cache_folder() -> Path:
     """The folder of fetched and converted models: $TETHER_CACHE, or tether's folder in the user's
-    cache."""
+    cache.
+
+    Raises:
+        ConfigError: it cannot be made.
+    """
     explicit = os.environ.get("TETHER_CACHE")
     base = (
         Path(explicit)
         if explicit
         else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "tether"
     )
-    base.mkdir(parents=True, exist_ok=True)
+    with _for_the_cache():
+        base.mkdir(parents=True, exist_ok=True)
     return base
+
+
+@contextlib.contextmanager
+def _for_the_cache() -> Iterator[None]:
+    """Name the setting that chooses the cache where the cache takes no file."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"the cache takes no file ({one_line(error)}). Set TETHER_CACHE to a folder of yours.",
+        ) from error
 
 
 def fetch_package(requirement: str) -> Path:
@@ -87,9 +104,14 @@ def fetch_package(requirement: str) -> Path:
 def cached(folder: Path, origin: str, make: Callable[[Path], object]) -> Path:
     """`folder`, which `make` fills unless it is there: whole, or not at all. COMPLETE in it says
     where it comes from.
+
+    Raises:
+        ConfigError: the cache takes no file.
     """
     if not (folder / "COMPLETE").is_file():
-        with unfinished_folder(folder) as temporary:
+        with contextlib.ExitStack() as stack:
+            with _for_the_cache():
+                temporary = stack.enter_context(unfinished_folder(folder))
             made = temporary / "out"
             make(made)
             (made / "COMPLETE").write_text(f"{origin}\n")

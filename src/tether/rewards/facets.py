@@ -35,9 +35,6 @@ _CONTEXT = ("prec", "rounding", "Emin", "Emax", "capitals", "clamp")
 
 
 State = TypeVar("State")
-_Three = tuple[bool, bool, bool]
-_Switches = tuple[str, _Three, _Three, bool, bool, bool]
-"""Precision, switches of cuDNN, kernels of attention, search for anomalies, autocast, oneDNN."""
 _Streams = tuple[tuple[TextIO | None, bool], ...]
 """Each stream, and whether it is closed."""
 _Filters = tuple[list[tuple[object, ...]], Callable[..., None]]
@@ -62,6 +59,19 @@ class Facet(NamedTuple, Generic[State]):
     write: Callable[[State], object]
     keeps: bool = True
     same: Callable[[State, State], bool] = operator.eq
+
+
+class Switches(NamedTuple):
+    """Torch's kernels and precision."""
+
+    precision: str
+    cudnn: tuple[bool, bool, bool]
+    """Enabled, benchmark, deterministic."""
+    attention: tuple[bool, bool, bool]
+    """Flash, memory-efficient, plain."""
+    anomaly: bool
+    autocast: bool
+    onednn: bool
 
 
 class Names(NamedTuple):
@@ -125,9 +135,9 @@ def _deterministic() -> tuple[bool, bool]:
     )
 
 
-def _switches() -> _Switches:
+def _switches() -> Switches:
     cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
-    return (
+    return Switches(
         torch.get_float32_matmul_precision(),
         (cudnn.enabled, cudnn.benchmark, cudnn.deterministic),
         (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled()),
@@ -137,18 +147,17 @@ def _switches() -> _Switches:
     )
 
 
-def _switch(values: _Switches) -> None:
-    precision, of_cudnn, (flash, efficient, plain), anomaly, autocast, onednn = values
-    torch.set_float32_matmul_precision(precision)
+def _switch(values: Switches) -> None:
+    torch.set_float32_matmul_precision(values.precision)
     cudnn: Any = torch.backends.cudnn
     cuda = torch.backends.cuda
-    cudnn.enabled, cudnn.benchmark, cudnn.deterministic = of_cudnn
-    cuda.enable_flash_sdp(flash)
-    cuda.enable_mem_efficient_sdp(efficient)
-    cuda.enable_math_sdp(plain)
-    torch.autograd.set_detect_anomaly(anomaly)
-    torch.set_autocast_enabled("cpu", autocast)
-    torch.backends.mkldnn.set_flags(_enabled=onednn)
+    cudnn.enabled, cudnn.benchmark, cudnn.deterministic = values.cudnn
+    cuda.enable_flash_sdp(values.attention[0])
+    cuda.enable_mem_efficient_sdp(values.attention[1])
+    cuda.enable_math_sdp(values.attention[2])
+    torch.autograd.set_detect_anomaly(values.anomaly)
+    torch.set_autocast_enabled("cpu", values.autocast)
+    torch.backends.mkldnn.set_flags(_enabled=values.onednn)
 
 
 def _draws() -> list[torch.Tensor]:
