@@ -80,7 +80,9 @@ def has_fallen(
     steps, sums, counts = _by_prompt(measured, groups)
     if len(steps) < 2 or steps[-1] != max(measured) or len(sums) < 2:
         return False
-    freedom, total, level = len(sums) - 1, counts.sum(0), FALSE_STOPS / max(looks, len(steps) - 1)
+    freedom = len(sums) - 1
+    total = counts.sum(0)
+    level = FALSE_STOPS / max(looks, len(steps) - 1)
     means = sums.sum(0) / total
     parts = (sums - counts * means) / total  # what each prompt adds to the error of each mean
     moved = parts[:, :-1] - parts[:, -1:]
@@ -110,7 +112,8 @@ def _by_prompt(measured: Measured, groups: Sequence[str]) -> tuple[list[int], Ar
     (prompts, steps).
     """
     steps = [step for step in sorted(measured) if without_none(measured[step]["score"])]
-    prompts, columns = group_indices(groups), [measured[step]["score"] for step in steps]
+    prompts = group_indices(groups)
+    columns = [measured[step]["score"] for step in steps]
     # None becomes NaN
     scores = np.array(columns, dtype=np.float64).reshape(len(steps), len(groups)).T
     sums, counts = np.zeros((2, len(set(groups)), len(steps)))

@@ -16,11 +16,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-Step = tuple[int, int, int, int]
-"""A step of classic BPF: (code, jump if true, jump if false, operand)."""
-_UNIT, _SPARE, _LARGEST = 20, 2, 1 << 56
-"""Bits of the unit in which a filter compares, a MiB; units that its rounding adds to a range."""
-_RESERVED, _HERE = 0x4022, 0x100000  # private, no file, no reserve of swap; nowhere but there
+from tether.rewards import bpf
+
+_UNIT = 20
+"""Bits of the unit in which a filter compares, a MiB."""
+_SPARE = 2
+"""Units that the filter's rounding adds to a range."""
+_LARGEST = 1 << 56
+"""Bytes of the first reservation that is tried."""
+_RESERVED = 0x4022  # private, no file, no reserve of swap
+_HERE = 0x100000  # nowhere but there
 _FAILED = ctypes.c_void_p(-1).value
 
 
@@ -119,42 +124,62 @@ def _below(stack: _Span) -> _Span:
     return lowest, max(0, stack[0] - (1 << 20) - lowest)
 
 
-def rules(numbers: Mapping[str, int]) -> Iterator[Step]:
+def rules(numbers: Mapping[str, int]) -> Iterator[bpf.Step]:
     """Steps of a filter, after the call's number was loaded. They refuse shared memory without a
     file, and calls that change addresses outside of the window.
 
     Memory that is shared stays as long as a page of it is mapped, and only that page counts.
     """
-    load, equal, at_least, only_bits, above = 0x20, 0x15, 0x35, 0x54, 0x25
-    allow, refuse = (0x06, 0, 0, 0x7FFF0000), (0x06, 0, 0, 0x50001)
-    own, flags, advice = window(), 40, 32
+    own = window()
+    flags, advice = 40, 32  # where these arguments of a call lie
     inside = [] if own is None else [*_inside(own)]
-    kernels_choice = [] if own is None else [(load, 0, 0, 16), (equal, 0, 3, 0)]
-    kernels_choice += [] if own is None else [(load, 0, 0, 20), (equal, 0, 1, 0), allow]
-    shared = [(load, 0, 0, flags), (only_bits, 0, 0, 0x21), (equal, 0, 1, 0x21), refuse]
-    moved = [(load, 0, 0, flags), (above, 0, 1, 1), refuse]
+    kernels_choice = (
+        []
+        if own is None
+        else [
+            (bpf.LOAD, 0, 0, 16),
+            (bpf.EQUAL, 0, 3, 0),
+            (bpf.LOAD, 0, 0, 20),
+            (bpf.EQUAL, 0, 1, 0),
+            bpf.ALLOW,
+        ]
+    )
+    shared = [
+        (bpf.LOAD, 0, 0, flags),
+        (bpf.ONLY_BITS, 0, 0, 0x21),
+        (bpf.EQUAL, 0, 1, 0x21),
+        bpf.REFUSE,
+    ]
+    moved = [(bpf.LOAD, 0, 0, flags), (bpf.ABOVE, 0, 1, 1), bpf.REFUSE]
     # what is newer may fill tables of pages (guards of Linux 6.13)
-    advised = [(load, 0, 0, advice), (at_least, 1, 0, 100), allow]
+    advised = [(bpf.LOAD, 0, 0, advice), (bpf.AT_LEAST, 1, 0, 100), bpf.ALLOW]
     judged = {"mmap": [*shared, *kernels_choice], "mremap": moved, "madvise": advised}
     for name in ("mmap", "munmap", "mprotect", "pkey_mprotect", "mremap", "madvise"):
-        steps = [*judged.get(name, []), *inside, allow]
-        yield equal, 0, len(steps), numbers[name]
+        steps = [*judged.get(name, []), *inside, bpf.ALLOW]
+        yield bpf.EQUAL, 0, len(steps), numbers[name]
         yield from steps
 
 
-def _inside(own: Window) -> Iterator[Step]:
+def _inside(own: Window) -> Iterator[bpf.Step]:
     """Steps that go on if the range of a call, its first two arguments, is in the window. Else they
     refuse the call; in MiB, rounded up.
     """
-    load, above, at_least, refuse = 0x20, 0x25, 0x35, (0x06, 0, 0, 0x50001)
-    down, up, either, add, keep = 0x74, 0x64, 0x4C, 0x0C, 0x07
 
-    def mebibytes(argument: int) -> Iterator[Step]:
-        yield from ((load, 0, 0, argument + 4), (above, 0, 1, 0xFFFF), refuse)
-        yield from ((load, 0, 0, argument), (down, 0, 0, _UNIT), (keep, 0, 0, 0))
-        yield from ((load, 0, 0, argument + 4), (up, 0, 0, 32 - _UNIT), (either, 0, 0, 0))
+    def mebibytes(argument: int) -> Iterator[bpf.Step]:
+        yield from ((bpf.LOAD, 0, 0, argument + 4), (bpf.ABOVE, 0, 1, 0xFFFF), bpf.REFUSE)
+        yield from ((bpf.LOAD, 0, 0, argument), (bpf.DOWN, 0, 0, _UNIT), (bpf.KEEP, 0, 0, 0))
+        yield from (
+            (bpf.LOAD, 0, 0, argument + 4),
+            (bpf.UP, 0, 0, 32 - _UNIT),
+            (bpf.EITHER, 0, 0, 0),
+        )
 
     yield from mebibytes(16)
-    yield from ((at_least, 1, 0, own.low), refuse, (0x02, 0, 0, 0))
+    yield from ((bpf.AT_LEAST, 1, 0, own.low), bpf.REFUSE, (bpf.STORE, 0, 0, 0))
     yield from mebibytes(24)
-    yield from ((0x61, 0, 0, 0), (add, 0, 0, 0), (at_least, 0, 1, own.high - 1), refuse)
+    yield from (
+        (bpf.RECALL, 0, 0, 0),
+        (bpf.ADD, 0, 0, 0),
+        (bpf.AT_LEAST, 0, 1, own.high - 1),
+        bpf.REFUSE,
+    )

@@ -24,7 +24,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tether.rewards.addresses import Step, rules
+from tether.rewards import bpf
+from tether.rewards.addresses import rules
 
 READABLE = (
     "/usr/lib",
@@ -189,48 +190,49 @@ def _seccomp(library: Any, *, threads: bool) -> bool:
     return library.syscall(_JUDGED["seccomp"][column], 1, 1, program) == 0
 
 
-def _filter(column: int, machine: int, *, threads: bool) -> Iterator[Step]:
-    """The filter as classic BPF: (code, jump if true, jump if false, operand)."""
-    load, equal, at_least, only_bits, answer = 0x20, 0x15, 0x35, 0x54, 0x06
-    allow, kill, refuse, unknown = 0x7FFF0000, 0x80000000, 0x50000 | 1, 0x50000 | 38
+def _filter(column: int, machine: int, *, threads: bool) -> Iterator[bpf.Step]:
+    """The steps of the filter."""
     number: Callable[[str], int] = lambda name: _JUDGED[name][column]  # noqa: E731
 
-    def where(name: str, **arguments: Iterable[int]) -> Iterator[Step]:
+    def where(name: str, **arguments: Iterable[int]) -> Iterator[bpf.Step]:
         """Of this call only with such arguments."""
-        steps: list[Step] = []
+        steps: list[bpf.Step] = []
         for argument, allowed in arguments.items():
             values = tuple(allowed)
-            steps.append((load, 0, 0, _ARGUMENTS[argument]))
-            steps += ((equal, len(values) - place, 0, value) for place, value in enumerate(values))
-            steps.append((answer, 0, 0, refuse))
-        yield equal, 0, len(steps) + 1, number(name)
+            steps.append((bpf.LOAD, 0, 0, _ARGUMENTS[argument]))
+            steps += (
+                (bpf.EQUAL, len(values) - place, 0, value) for place, value in enumerate(values)
+            )
+            steps.append(bpf.REFUSE)
+        yield bpf.EQUAL, 0, len(steps) + 1, number(name)
         yield from steps
-        yield answer, 0, 0, allow
+        yield bpf.ALLOW
 
-    yield load, 0, 0, 4
-    yield equal, 1, 0, machine
-    yield answer, 0, 0, kill
-    yield load, 0, 0, 0
+    yield bpf.LOAD, 0, 0, 4
+    yield bpf.EQUAL, 1, 0, machine
+    yield bpf.KILL
+    yield bpf.LOAD, 0, 0, 0
     if column == 0:  # the other way to call an x86-64 kernel, with numbers of its own
-        yield at_least, 0, 1, 0x40000000
-        yield answer, 0, 0, kill
-    yield at_least, 0, 1, _NEWEST + 1
-    yield answer, 0, 0, unknown
+        yield bpf.AT_LEAST, 0, 1, 0x40000000
+        yield bpf.KILL
+    yield bpf.AT_LEAST, 0, 1, _NEWEST + 1
+    yield bpf.UNKNOWN
     for denied in (
         number for numbers in _REFUSED.values() for number in numbers[column : column + 1]
     ):
-        yield equal, 0, 1, denied
-        yield answer, 0, 0, refuse
+        yield bpf.EQUAL, 0, 1, denied
+        yield bpf.REFUSE
     # its flags lie in memory, where a filter cannot look; libraries fall back to clone
-    yield equal, 0, 1, number("clone3")
-    yield answer, 0, 0, unknown
+    yield bpf.EQUAL, 0, 1, number("clone3")
+    yield bpf.UNKNOWN
     yield from (
-        (equal, 0, 5, number("clone")),
-        (load, 0, 0, 16),
-        (only_bits, 0, 0, _THREAD),
-        (equal, int(threads), 0, _THREAD),
+        (bpf.EQUAL, 0, 5, number("clone")),
+        (bpf.LOAD, 0, 0, 16),
+        (bpf.ONLY_BITS, 0, 0, _THREAD),
+        (bpf.EQUAL, int(threads), 0, _THREAD),
     )
-    yield from ((answer, 0, 0, refuse), (answer, 0, 0, allow))
+    yield bpf.REFUSE
+    yield bpf.ALLOW
     own = os.getpid()
     yield from where("kill", first=(own,))
     yield from where("tgkill", first=(own,))
@@ -246,7 +248,7 @@ def _filter(column: int, machine: int, *, threads: bool) -> Iterator[Step]:
     yield from rules({name: numbers[column] for name, numbers in _JUDGED.items()})
     # of terminals only what asks
     yield from where("ioctl", second=(0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451))
-    yield answer, 0, 0, allow
+    yield bpf.ALLOW
 
 
 def _fence(guards: Guards, scratch: str | None) -> Callable[[str, tuple[Any, ...]], None]:
