@@ -51,8 +51,8 @@ def pairs(loaded: Any, limit: int = 600) -> list[dict[str, Any]]:
     """Human comparisons with the lengths that they have: the first usable ones of HH's
     helpful-base.
     """
+    from tether.build.data.rows import load_rows
     from tether.build.roles import encoder_of
-    from tether.build.rows import load_rows
     from tether.core.types import Comparison
     from tether.data.prepare import encode_comparisons
     from tether.data.sources import Quarantine

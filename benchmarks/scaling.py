@@ -229,9 +229,9 @@ def work_model(size: float, source: str) -> Callable[[], Any]:
 def work_data(size: int, source: str) -> Callable[[], Any]:
     import random
 
+    from tether.build.data.rows import load_rows
     from tether.build.models import open_model
     from tether.build.roles import encoder_of
-    from tether.build.rows import load_rows
     from tether.core.types import Comparison
     from tether.data.prepare import encode_comparisons
     from tether.data.sources import Quarantine

@@ -308,7 +308,11 @@ def measured(
     }
 
 
-WORDS = {"rank": "tether.runner.worker", "engine": "tether engine", "reward": "tether rewards"}
+WORDS = {
+    "rank": "tether.runner.ranks.worker",
+    "engine": "tether engine",
+    "reward": "tether rewards",
+}
 """By what a process is: the words of its command line."""
 
 

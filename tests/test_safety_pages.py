@@ -106,7 +106,7 @@ READS_THE_CLOCK = {
     *(
         "core/rundir.py",
         "core/watchdog.py",
-        "runner/restarts.py",
+        "runner/ranks/restarts.py",
         "tracking/follow.py",
         "servers/pool.py",
     ),

@@ -16,7 +16,7 @@ import pytest
 from benchmarks.every_stage import loop_recipe, recipe
 
 from tether.build.checks import check_section
-from tether.build.rows import check_data
+from tether.build.data.rows import check_data
 from tether.core.errors import TetherError
 from tether.runner.run import run_recipe
 from tether.settings.reading import build, load_recipe

@@ -11,8 +11,8 @@ import pytest
 import torch
 from tests.evaluation.oracles.lm_eval_numbers import METRICS, TASKS, rows, tokenizer
 
-from tether.build import harness
-from tether.build.suites import evaluate_model
+from tether.build.evaluation import harness
+from tether.build.evaluation.suites import evaluate_model
 from tether.core.errors import ConfigError, DataError
 from tether.data.chat import ChatEncoder
 from tether.evaluation.multiple_choice import MultipleChoice, encode_choice

@@ -14,7 +14,7 @@ import pytest
 import torch
 from tests.run.journeys import FEW, LETTERS
 
-from tether.build import evaluators
+from tether.build.evaluation import evaluators
 from tether.build.models import open_model
 from tether.build.roles import encoder_of, load_policy
 from tether.cli import examine

@@ -58,7 +58,9 @@ def others():
     alive = [
         child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE
     ]
-    children = [child for child in alive if "tether.runner.worker" in " ".join(child.cmdline())]
+    children = [
+        child for child in alive if "tether.runner.ranks.worker" in " ".join(child.cmdline())
+    ]
     return sorted(children, key=lambda child: int(child.environ()["RANK"]))
 
 

@@ -19,7 +19,7 @@ from tests.learner.ranked import STAGES, assert_same, at_step, others, records, 
 from tether.core.errors import ConfigError, DataError, RunError
 from tether.core.stopping import Interrupted
 from tether.learner.ranks import LostRankError, Ranks
-from tether.runner.restarts import Bars, Group, Teller
+from tether.runner.ranks.restarts import Bars, Group, Teller
 from tether.settings.reading import build
 from tether.settings.recipe import Recipe
 

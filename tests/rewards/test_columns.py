@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import tether
-from tether.build.rows import load_rows
+from tether.build.data.rows import load_rows
 from tether.core.errors import RewardError
 from tether.core.once import once
 from tether.core.types import Problem, Prompt, Rollout, Sampling, StopReason

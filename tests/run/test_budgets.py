@@ -9,7 +9,7 @@ from benchmarks.every_stage import differences, results
 from tests.run.journeys import FEW, Killed, journey, numbered_prompts
 
 import tether
-from tether.build.fitting import has_time
+from tether.build.data.fitting import has_time
 from tether.cli import app
 from tether.core.budget import TimeLimit
 from tether.core.errors import ConfigError

@@ -14,10 +14,10 @@ from tests.rewards.test_other_tokenizer import renumbered
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tether.build import context
+from tether.build.data.rows import load_rows
 from tether.build.models import open_model
 from tether.build.rewards import learned_reward
 from tether.build.roles import encoder_of, load_scorer
-from tether.build.rows import load_rows
 from tether.core.errors import ConfigError, ModelError
 from tether.core.rundir import read_json, read_jsonl
 from tether.core.types import Comparison, Prompt, Sampling, assistant, user

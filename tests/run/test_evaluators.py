@@ -9,9 +9,9 @@ import pytest
 from tests.run.journeys import FEW, LETTERS
 from typer.testing import CliRunner
 
-from tether.build import evaluators
-from tether.build.evaluators import EVALUATORS, EvaluatorKind
-from tether.build.suites import SUITES, chosen_evaluators
+from tether.build.evaluation import evaluators
+from tether.build.evaluation.evaluators import EVALUATORS, EvaluatorKind
+from tether.build.evaluation.suites import SUITES, chosen_evaluators
 from tether.cli import app
 from tether.core.errors import ConfigError, DataError, MissingFileError
 from tether.core.rundir import RunDirectory, read_jsonl

@@ -5,7 +5,7 @@ import json
 import pytest
 from tests.run.test_budgets import Clock, recipe
 
-from tether.build.fitting import Fitting, measured_prompts, seconds_an_answer
+from tether.build.data.fitting import Fitting, measured_prompts, seconds_an_answer
 from tether.core.budget import TimeLimit
 from tether.core.errors import RewardError
 from tether.core.types import Score

@@ -8,9 +8,9 @@ import pytest
 
 from tether.build import context
 from tether.build.checks import check_scorers
+from tether.build.data.rows import load_rows
 from tether.build.rewards import learned_reward
 from tether.build.roles import encoder_of, load_scorer
-from tether.build.rows import load_rows
 from tether.core.errors import ConfigError, DataError, ModelError
 from tether.core.rundir import read_json, read_jsonl, write_json
 from tether.core.types import Comparison

@@ -41,7 +41,9 @@ def placed():
     alive = [
         process for process in psutil.process_iter() if process.status() != psutil.STATUS_ZOMBIE
     ]
-    ranks = [process for process in alive if "tether.runner.worker" in " ".join(process.cmdline())]
+    ranks = [
+        process for process in alive if "tether.runner.ranks.worker" in " ".join(process.cmdline())
+    ]
     return [process for process in ranks if process.environ()["RANK"] == "1"]
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from scipy import stats
 
-from tether.build.evaluators import EVALUATORS, EvaluatorKind
+from tether.build.evaluation.evaluators import EVALUATORS, EvaluatorKind
 from tether.build.roles import load_policy, local_engine
 from tether.core.errors import ConfigError, DataError, RunError
 from tether.core.rundir import RunDirectory, read_jsonl

@@ -11,11 +11,11 @@ from os.path import exists, expanduser
 from pathlib import Path
 from typing import Any
 
+from tether.build.data.sources import check_sources
 from tether.build.engines import check_engine
+from tether.build.evaluation.suites import check_evaluators
 from tether.build.rewards import reward_model_of
 from tether.build.roles import is_scorer, newest_policy, objective_names, trained_scorer
-from tether.build.sources import check_sources
-from tether.build.suites import check_evaluators
 from tether.core.errors import (
     ConfigError,
     DataError,

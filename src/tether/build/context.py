@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tether.build.data.rows import load_rows, named
 from tether.build.launching import Placement
 from tether.build.models import open_model
-from tether.build.rows import load_rows, named
 from tether.core.names import file_part
 from tether.core.once import once
 from tether.core.rundir import RunDirectory, environment, read_json

@@ -70,7 +70,7 @@ def evaluate(
     names = (tasks or "").replace(",", " ").split()
     files = [*(data or ()), *(f"lm_eval={task}" for task in names)]
     with starting():
-        from tether.build.suites import evaluate_model
+        from tether.build.evaluation.suites import evaluate_model
         from tether.report.numbers import bracketed
 
     with Terminal(stderr=True).status("measuring"):

@@ -328,7 +328,7 @@ def sycophancy(
     """Test whether answers depend on who asks: the same questions with opposite premises about the
     asker.
     """
-    from tether.build.prompts import usable_premises
+    from tether.build.data.prompts import usable_premises
     from tether.build.roles import encoder_of, load_policy, local_engine
     from tether.data.sources import Quarantine
     from tether.evaluation.suite import MeasuredPolicy

@@ -179,7 +179,7 @@ def _run(
 ) -> None:
     began = time.monotonic()
     with starting():
-        from tether.build.sources import check_sources
+        from tether.build.data.sources import check_sources
         from tether.settings.recipe import read_recipe
 
         names = [word for word in words if "=" not in word]
@@ -263,7 +263,7 @@ def _stages(
     """Train the chosen stages, and show what became of them and what may come next."""
     from tether.methods.pairs import WaitingError
     from tether.runner.jobs import expand
-    from tether.runner.ranks import is_other
+    from tether.runner.ranks.start import is_other
     from tether.runner.run import run_recipe
     from tether.runner.start import start_run
     from tether.terminal.results import show_next, show_run, show_stage, to_judge
@@ -381,7 +381,7 @@ def plan(
     (exit code 1).
     """
     with starting():
-        from tether.build.sources import check_sources
+        from tether.build.data.sources import check_sources
         from tether.methods.overlaps import overlap_of
         from tether.planning import devices
         from tether.planning import plan as planner

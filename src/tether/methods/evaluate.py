@@ -19,13 +19,13 @@ from functools import cache, partial
 from pathlib import Path
 
 from tether.build.context import Context
-from tether.build.evaluators import Material
-from tether.build.fitting import FITTING, Fitting, seconds_an_answer
+from tether.build.data.fitting import FITTING, Fitting, seconds_an_answer
+from tether.build.data.prompts import usable_once
+from tether.build.evaluation.evaluators import Material
+from tether.build.evaluation.suites import recipe_evaluators, suite_of
 from tether.build.judges import TextJudge, described, text_judge
 from tether.build.models import open_model
-from tether.build.prompts import usable_once
 from tether.build.roles import encoder_of, load_policy, local_engine, newest_policy
-from tether.build.suites import recipe_evaluators, suite_of
 from tether.core.budget import time_limit
 from tether.core.digest import digest
 from tether.core.errors import ConfigError

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tether.build.rows import load_rows
+from tether.build.data.rows import load_rows
 from tether.core.digest import digest
 from tether.core.errors import DataError
 from tether.core.rundir import file_digest, read_json, write_json

@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import logging
 
-from tether.build.rows import load_rows
+from tether.build.data.rows import load_rows
 from tether.core.errors import TetherError
 from tether.core.types import Json, Prompt
 from tether.data.seen import digest_of, shared_prompts

@@ -20,9 +20,9 @@ from itertools import islice
 from pathlib import Path
 
 from tether.build.context import Context, note_machine
-from tether.build.fitting import FITTING, Fitting
+from tether.build.data.fitting import FITTING, Fitting
+from tether.build.data.prompts import usable_once
 from tether.build.judges import configured, text_judge
-from tether.build.prompts import usable_once
 from tether.build.rewards import learned_reward
 from tether.build.roles import load_policy, local_engine
 from tether.core.budget import time_limit

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from tether.build.context import Context, note_machine
+from tether.build.data.prompts import usable_once
 from tether.build.models import on_folder, open_model
-from tether.build.prompts import usable_once
 from tether.build.rewards import reward_apart
 from tether.build.roles import attach, encoder_of, local_engine, new_role, save_trained
 from tether.core.budget import TimeLimit, limited_by, time_limit

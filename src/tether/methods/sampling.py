@@ -15,12 +15,13 @@ from typing import Any, Literal
 import torch
 
 from tether.build.context import Context, note_machine
+from tether.build.data.fitting import MEASURED_PROMPTS, has_time, measured_prompts
+from tether.build.data.prompts import usable_in
 from tether.build.engines import served_engine
-from tether.build.evaluators import JudgedAnswers, Material
-from tether.build.fitting import MEASURED_PROMPTS, has_time, measured_prompts
+from tether.build.evaluation.evaluators import JudgedAnswers, Material
+from tether.build.evaluation.suites import recipe_evaluators, suite_of
 from tether.build.judges import described, score_judge
 from tether.build.models import open_model
-from tether.build.prompts import usable_in
 from tether.build.reward_servers import served_reward
 from tether.build.rewards import SINGLY, learned_reward, reward_source, task_prompts
 from tether.build.roles import (
@@ -31,7 +32,6 @@ from tether.build.roles import (
     save_trained,
     value_of,
 )
-from tether.build.suites import recipe_evaluators, suite_of
 from tether.core.budget import TimeLimit, time_limit
 from tether.core.errors import DataError, MissingFileError
 from tether.core.protocols import RewardSource, doing

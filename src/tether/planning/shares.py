@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from tether.build.fitting import FITTING, LEAST
+from tether.build.data.fitting import FITTING, LEAST
 from tether.core.budget import BUDGET
 from tether.core.pace import Expected
 from tether.core.rundir import ROUNDS, read_json

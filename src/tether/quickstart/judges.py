@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
+from tether.build.data.rows import load_rows
 from tether.build.models import open_model
 from tether.build.roles import encoder_of
-from tether.build.rows import load_rows
 from tether.core.errors import ConfigError
 from tether.core.types import Demonstration, Prompt, Score
 from tether.data.sources import Quarantine

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tether.build.fitting import MEASURED_PROMPTS, measurements_cut
+from tether.build.data.fitting import MEASURED_PROMPTS, measurements_cut
 from tether.core.budget import BUDGET, TimeLimit, is_short, logger, stays_short
 from tether.core.rundir import EVALUATIONS, RunDirectory, is_control, read_jsonl, write_jsonl
 from tether.core.types import Facts

@@ -11,10 +11,10 @@ from typing import Any
 
 from tether.build.checks import check_scorers, check_section, check_test_judge
 from tether.build.context import Context
+from tether.build.data.rows import check_data, load_rows
 from tether.build.models import check_libraries, on_folder
 from tether.build.rewards import reward_model_of
 from tether.build.roles import newest_policy
-from tether.build.rows import check_data, load_rows
 from tether.core.budget import limited_by, time_limit
 from tether.core.errors import MissingFileError
 from tether.core.rundir import SWEEP, RunDirectory, made_folder, read_json, write_json
@@ -36,8 +36,8 @@ from tether.runner.by_device import by_device
 from tether.runner.folder import check_base
 from tether.runner.former import going_on, note_former, with_former_defaults
 from tether.runner.jobs import Job, expand, from_pairs, sweep_table, variants
-from tether.runner.ranks import is_other, placement_of, together
-from tether.runner.restarts import watched, watches
+from tether.runner.ranks.restarts import watched, watches
+from tether.runner.ranks.start import is_other, placement_of, together
 from tether.runner.totals import compared_in, write_totals
 from tether.settings.evaluation import EvaluationSection
 from tether.settings.model import ModelConfig

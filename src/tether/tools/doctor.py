@@ -16,11 +16,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from tether.build.prompts import prompt_faults, usable_prompts
+from tether.build.data.prompts import prompt_faults, usable_prompts
+from tether.build.data.rows import load_rows, named
+from tether.build.data.sources import check_sources
 from tether.build.rewards import reward_model_of, task_prompts
 from tether.build.roles import is_scorer
-from tether.build.rows import load_rows, named
-from tether.build.sources import check_sources
 from tether.core.errors import ConfigError, RunError
 from tether.core.protocols import RewardSource
 from tether.core.rundir import noted_path, read_json

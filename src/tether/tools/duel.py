@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tether.build.prompts import prompt_faults, usable_prompts
+from tether.build.data.prompts import prompt_faults, usable_prompts
+from tether.build.data.rows import load_rows
 from tether.build.roles import encoder_of, load_policy, local_engine
-from tether.build.rows import load_rows
 from tether.core.errors import DataError
 from tether.core.types import Comparison, Conversation, Json, Prompt, Sampling, assistant, user
 from tether.cpu.memory import free_memory

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from tether.build.context import Context
-from tether.build.sources import check_sources
+from tether.build.data.sources import check_sources
 from tether.core.errors import ConfigError
 from tether.core.rundir import RECORDS, made_folder, read_json, read_jsonl
 from tether.cpu.memory import free_memory

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from tether.build.data.rows import load_rows
 from tether.build.roles import encoder_of, load_scorer, trained_scorer
-from tether.build.rows import load_rows
 from tether.core.errors import DataError, MissingFileError
 from tether.core.protocols import RewardSource
 from tether.core.types import Comparison, Json, Rollout

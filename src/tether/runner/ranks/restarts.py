@@ -30,7 +30,7 @@ from tether.core.stopping import Interrupted, Stopping
 from tether.core.types import Json
 from tether.learner.loop import Progress
 from tether.learner.ranks import AGAIN, BLAME, LostRankError
-from tether.runner.ranks import LOST, Rank, cluster, keep_store, placement_of, started
+from tether.runner.ranks.start import LOST, Rank, cluster, keep_store, placement_of, started
 from tether.settings.learner import LearnerConfig
 from tether.settings.recipe import BaseRecipe
 

@@ -9,9 +9,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TypedDict
 
-from tether.build.evaluators import EVALUATORS, Material
+from tether.build.data.sources import check_data_paths
+from tether.build.evaluation.evaluators import EVALUATORS, Material
 from tether.build.roles import encoder_of, load_policy, local_engine
-from tether.build.sources import check_data_paths
 from tether.core.errors import ConfigError
 from tether.core.types import Json
 from tether.data.sources import Quarantine

@@ -7,8 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tether.build.harness import HarnessTasks, look_at_tasks
-from tether.build.prompts import (
+from tether.build.data.prompts import (
     Row,
     faults_of,
     prompt_faults,
@@ -16,6 +15,7 @@ from tether.build.prompts import (
     usable_prompts,
     without,
 )
+from tether.build.evaluation.harness import HarnessTasks, look_at_tasks
 from tether.core.errors import DataError
 from tether.core.types import Problem, Prompt, Sampling
 from tether.data.sources import Quarantine, detect_format, look, read

@@ -1,4 +1,4 @@
-"""`python -m tether.runner.worker`: a rank of a training, as another process has started it."""
+"""`python -m tether.runner.ranks.worker`: a rank of a training, as another process has started it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 from tether.core.errors import TetherError
 from tether.core.stopping import Interrupted, begin_program
 from tether.learner.ranks import LostRankError
-from tether.runner.ranks import LOST
-from tether.runner.restarts import Teller
+from tether.runner.ranks.restarts import Teller
+from tether.runner.ranks.start import LOST
 from tether.runner.run import run_recipe
 from tether.settings.reading import build
 from tether.settings.recipe import recipe_type

@@ -1,4 +1,4 @@
-"""Start of a training's ranks: this process starts the others, or torchrun or runner.restarts has
+"""Start of a training's ranks: this process starts the others, or torchrun or runner.ranks.restarts has
 started all.
 """
 
@@ -30,7 +30,7 @@ from tether.servers.launch import Launcher
 from tether.settings.learner import LearnerConfig
 from tether.settings.recipe import BaseRecipe
 
-WORKER = "tether.runner.worker"
+WORKER = "tether.runner.ranks.worker"
 """The program of a rank that is started here."""
 LEAVE = 10.0
 """Seconds that a rank has to end by itself after the request."""
@@ -41,7 +41,7 @@ def together(recipe: BaseRecipe, stages: Sequence[str]) -> Iterator[Ranks]:
     """Within this block the ranks that a recipe asks for train together; on leaving it those
     started here have ended.
 
-    Where RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set (by torchrun or runner.restarts), this
+    Where RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set (by torchrun or runner.ranks.restarts), this
     is one of those. Otherwise it is rank 0, and starts the others, on this machine or where Ray has
     room.
 
