@@ -16,6 +16,7 @@ from tether.core.errors import ConfigError
 from tether.monitoring.doctor import Finding
 from tether.planning.shares import Need, Price, StagePrice, budget_lines, share_out
 from tether.runner.budgets import Budgets
+from tether.runner.jobs import expand
 from tether.runner.run import run_recipe
 from tether.settings.reading import build
 from tether.settings.recipe import Recipe
@@ -350,15 +351,17 @@ def test_a_budget_of_the_whole_run_is_shared_by_expected_times(tmp_path):
         closing=30.0,
     )
     clock = Clock()
-    budgets = Budgets(made, [(name, None) for name in expected], price, clock, clock.now)
+    jobs = {job.name: job for job in expand(made)}
+    assert list(jobs) == list(expected)
+    budgets = Budgets([*jobs.values()], price, clock, clock.now)
     least = {"sft": 15.0, "direct": 30.0, "grpo": 45.0, "evaluate": 45.0}
     rest = (570 - sum(least.values())) / (660 - sum(least.values()))
-    assert budgets.limit("sft", None).seconds == pytest.approx(15 + 85 * rest)
+    assert budgets.limit(jobs["sft"]).seconds == pytest.approx(15 + 85 * rest)
     clock.now += 10.0  # it needed less: the others have all that they need
-    assert budgets.limit("direct", None).seconds == pytest.approx(200.0)
+    assert budgets.limit(jobs["direct"]).seconds == pytest.approx(200.0)
     clock.now += 300.0  # and it took more
-    assert budgets.limit("grpo", None).seconds == pytest.approx(45 + 255 * (260 - 90) / (360 - 90))
-    assert budgets.limit("evaluate", None).seconds == pytest.approx(260.0)
+    assert budgets.limit(jobs["grpo"]).seconds == pytest.approx(45 + 255 * (260 - 90) / (360 - 90))
+    assert budgets.limit(jobs["evaluate"]).seconds == pytest.approx(260.0)
 
 
 def test_a_cheap_stage_is_not_starved_by_an_expensive_one(tmp_path):
@@ -386,11 +389,11 @@ def test_a_cheap_stage_is_not_starved_by_an_expensive_one(tmp_path):
         StagePrice(name="reward", work="", memory=0, **reward),
         StagePrice(name="ppo", work="", memory=0, **ppo),
     ]
-    order = [(name, None) for name in ("pairs", "reward", "ppo", "evaluate")]
+    jobs = {job.name: job for job in expand(made, ["pairs", "reward", "ppo", "evaluate"])}
     clock = Clock()
-    budgets = Budgets(made, order, Price(stages), clock, clock.now)
-    clock.now += budgets.limit("pairs", None).seconds
-    share = budgets.limit("reward", None).seconds
+    budgets = Budgets([*jobs.values()], Price(stages), clock, clock.now)
+    clock.now += budgets.limit(jobs["pairs"]).seconds
+    share = budgets.limit(jobs["reward"]).seconds
     assert 180 * 36 / 486 < 15 < 36 <= share  # by expected times it would not even be loaded
     (line,) = (one for one in budget_lines(made, Price(stages)) if "enough for" in one)
     assert "reward all 7 updates" in line and re.search(r"ppo about \d of 30 steps", line)

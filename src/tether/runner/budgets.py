@@ -14,67 +14,55 @@ from tether.core.rundir import EVALUATIONS, RunDirectory, is_control, read_jsonl
 from tether.core.types import Facts
 from tether.learner.checkpoint import complete_checkpoints
 from tether.planning.shares import Price, StagePrice, need, seconds_of, share_out
-from tether.runner.folder import round_folder
-from tether.settings.recipe import BaseRecipe
+from tether.runner.jobs import Job
 from tether.settings.rounds import RoundsSection
 from tether.settings.sampling import OnlineSection
 from tether.settings.section import PromptedSection, Section, TimedSection
 
-Planned = tuple[str, int | None]
-"""A stage and its round."""
-
 
 class Budgets:
-    """The limits of the stages of one start, in their order.
+    """The limits of the jobs of one start, in their order.
 
     Args:
-        price: what each is expected to take; stages without a price count as the mean of the
+        jobs: of one recipe.
+        price: what each stage is expected to take; stages without a price count as the mean of the
             others.
         began: the time on the clock at which this start began.
     """
 
     def __init__(
         self,
-        recipe: BaseRecipe,
-        order: Sequence[Planned],
+        jobs: Sequence[Job],
         price: Price,
         clock: Callable[[], float],
         began: float,
     ) -> None:
-        self.recipe, self.price, self.clock, self.began = recipe, price, clock, began
-        folders = {
-            planned: round_folder(Path(recipe.run), planned[1]) / planned[0] for planned in order
-        }
-        self.before = {planned: seconds_of(folder) for planned, folder in folders.items()}
-        self.left = [
-            planned
-            for planned, folder in folders.items()
-            if not (folder / "summary.json").is_file()
-        ]
+        self.price, self.clock, self.began = price, clock, began
+        self.budget = jobs[0].recipe.budget
+        self.before = {job.folder: seconds_of(job.folder) for job in jobs}
+        self.left = [job for job in jobs if not (job.folder / "summary.json").is_file()]
         self.limits: list[TimeLimit] = []
         self.first = True
 
-    def limit(self, name: str, number: int | None) -> TimeLimit:
-        """The limit of the stage that begins now; one that is not timed, or has no budget, never
+    def limit(self, job: Job) -> TimeLimit:
+        """The limit of the job that begins now; one that is not timed, or has no budget, never
         ends.
         """
-        section = self.recipe.section(name)
-        budget = self.recipe.budget
-        cost = self._price(name)
+        section, budget = job.settings, self.budget
+        cost = self._price(job)
         began = self.began if self.first else self.clock()
         closing = self.price.closing
         self.first = False
+        self.left = [other for other in self.left if other.folder != job.folder]
         own = section.budget if isinstance(section, TimedSection) else None
         if not isinstance(section, TimedSection) or (own is None and budget is None):
-            self._done((name, number))
             return TimeLimit(clock=self.clock)
         seconds = math.inf if own is None else own.minutes * 60
         if budget is not None:
-            share = self._share((name, number), budget.minutes * 60)
-            seconds = min(seconds, share + self.before[name, number])
+            share = self._share(job, budget.minutes * 60)
+            seconds = min(seconds, share + self.before[job.folder])
             # the report is taken off the whole
             began, closing = self.clock(), 0.0
-        self._done((name, number))
         minutes = min(given.minutes for given in (own, budget) if given is not None)
         limit = TimeLimit(
             seconds,
@@ -88,24 +76,20 @@ class Budgets:
         self.limits.append(limit)
         return limit
 
-    def _done(self, planned: Planned) -> None:
-        self.left = [other for other in self.left if other != planned]
-
-    def _share(self, planned: Planned, whole: float) -> float:
-        """Seconds of a stage: its share of what is left of the whole, by the speed of the last
-        steps that were measured.
+    def _share(self, job: Job, whole: float) -> float:
+        """Seconds of a job: its share of what is left of the whole, by the speed of the last steps
+        that were measured.
         """
         left = whole - sum(self.before.values()) - (self.clock() - self.began) - self.price.closing
-        names = [planned[0], *(other[0] for other in self.left if other != planned)]
         slow = next((last.slowness for last in reversed(self.limits) if last.pace.count > 1), 1.0)
         needs = [
-            need(self.recipe.section(one), self._price(one), self.price.usual).times(slow)
-            for one in names
+            need(each.settings, self._price(each), self.price.usual).times(slow)
+            for each in (job, *self.left)
         ]
         return share_out(needs, left)[0]
 
-    def _price(self, name: str) -> StagePrice | None:
-        return next((cost for cost in self.price.stages if cost.name == name), None)
+    def _price(self, job: Job) -> StagePrice | None:
+        return next((cost for cost in self.price.stages if cost.name == job.name), None)
 
 
 def reopen(run: RunDirectory, section: Section, limit: TimeLimit) -> bool:

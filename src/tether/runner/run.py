@@ -96,10 +96,9 @@ def run_recipe(
             return run_at_once(recipe, names, slots, progress)
         for identity in dict.fromkeys(map(id, (job.recipe for job in jobs))):
             own = [job for job in jobs if id(job.recipe) == identity]
-            order = [(job.name, job.round) for job in own]
-            budgets = Budgets(own[0].recipe, order, price, clock, began)
+            budgets = Budgets(own, price, clock, began)
             for job in own:
-                with limited_by(budgets.limit(job.name, job.round)):
+                with limited_by(budgets.limit(job)):
                     results[_title(job, root)] = _run(job, progress, ranks)
             if ranks.first and any(job.name == "evaluate" for job in own):
                 _write_totals(own)
