@@ -299,10 +299,8 @@ def test_written_tasks_have_the_form_of_their_tool(store, tmp_path):
             name for name, text in record["fields"].items() if text == first.response[0].content
         )
         assert [r["value"] for r in record["responses"]["preference"][:2]] == [name, name]
-        assert (
-            record["suggestions"]["preference"]["value"] == name
-            and len({r["user_id"] for r in record["responses"]["preference"]}) == 3
-        )
+        assert len({r["user_id"] for r in record["responses"]["preference"]}) == 3
+        assert not record["suggestions"]  # they would be shown to those who judge
 
 
 def test_damaged_tasks_are_set_aside(store, tmp_path):

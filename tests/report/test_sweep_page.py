@@ -324,6 +324,18 @@ def test_the_verdict_names_the_greatest_gain_that_is_shown(tmp_path, gains, head
     assert "After Holm's correction for 2 comparisons, " in verdict
 
 
+def test_the_interval_of_a_share_ends_at_one(tmp_path):
+    """Student's interval of 70, 98 and 99% is 48.1 to 129.9%."""
+    run = write_sweep(tmp_path / "run", {KEY: (0.0,), "seed": (0, 1, 2)})
+    for seed, rate in enumerate((0.7, 0.98, 0.99)):
+        summary = ppo_summary(kl=4.0, gold_win_rate=estimate(rate, rate - 0.01, rate + 0.01))
+        write(run / f"sweep/{KEY}=0.0,seed={seed}/ppo/summary.json", summary)
+    (measured,) = (one for one in measures_of(read_sweep(run)) if one.key == "rate")
+    mean = measured.mean(0)
+    assert (mean.value, mean.low, mean.high) == pytest.approx((0.89, 0.4811, 1.0), abs=1e-4)
+    assert "95% interval 48.1% to 100.0%" in write_report(run).read_text()
+
+
 def test_controls_say_what_they_take_away_and_are_compared_by_seed(tmp_path):
     run = write_sweep(tmp_path / "run", {"seed": (0, 1, 2)})
     table = read_json(run / "sweep.json")["combinations"]

@@ -223,7 +223,9 @@ def _user_id(opinion: Opinion) -> str:
 
 
 def _write_task(case: Case, label: Comparison, store: str) -> Json:
-    """A record with every judgment as a response, and the label of those as a suggestion."""
+    """A record with every judgment as a response; its label stays here, since a suggestion would be
+    shown to those who judge.
+    """
     shown = task_json.shown_case(case, TOOL)
     names: dict[str, str] = dict(zip(("first", "second"), NAMES, strict=True))
     answers: dict[str, list[Json]] = {"preference": [], "strength": []}
@@ -231,17 +233,13 @@ def _write_task(case: Case, label: Comparison, store: str) -> Json:
         user = {"user_id": _user_id(opinion), "status": "submitted"}
         answers["preference"].append({"value": names.get(opinion.choice, opinion.choice), **user})
         answers["strength"] += [{"value": opinion.strength, **user}] if opinion.strength else []
-    best = (
-        "tie" if label.tie else names["first" if label.chosen == shown.first.response else "second"]
-    )
-    suggestion = {"value": best, "score": label.probability, "agent": "tether"}
     return {
         "id": str(case.details.get("id") or case.item),
         "fields": dict(zip(("prompt", *NAMES), task_json.shown_texts(shown), strict=True)),
         "metadata": {
             "tether": json.dumps(task_json.packed_case(case, label, store), ensure_ascii=False),
         },
-        "suggestions": {"preference": suggestion} if case.opinions else {},
+        "suggestions": {},
         "responses": {
             question: given
             for question, given in answers.items()

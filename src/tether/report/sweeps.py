@@ -264,12 +264,15 @@ class Measured:
 
     def mean(self, setting: int) -> Estimate | None:
         """The mean over the seeds of a setting with its interval; of a single run that run's own;
-        None where no run has the number.
+        None where no run has the number. Shares end at 0 and 1, and so do their intervals.
         """
         values = [value for _, value in self.values[setting]]
-        if len(values) > 1:
-            return normal_mean([one.value for one in values])._replace(count=0)
-        return values[0] if values else None
+        if len(values) < 2:
+            return values[0] if values else None
+        mean = normal_mean([one.value for one in values])._replace(count=0)
+        if self.show is not percent or mean.reason:
+            return mean
+        return mean._replace(low=max(mean.low, 0.0), high=min(mean.high, 1.0))
 
     def gaining(self) -> list[int]:
         """The settings whose mean lies above 0, with an error of at most 5% in all (`holm`)."""
