@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, ValidationError
 
@@ -19,6 +19,9 @@ from tether.settings.learner import OptimizerConfig
 from tether.settings.messages import explain
 from tether.settings.policy import PolicyConfig
 from tether.settings.tracking import TrackerNames
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
 
 Row = Mapping[str, Any]
 Trackers = Annotated[
@@ -172,14 +175,13 @@ class TrainingConfig(ClassicConfig):
     )
 
     @classmethod
-    def of(cls, args: Any, **overrides: Any) -> Any:
-        """The settings in an object of this class, in transformers' TrainingArguments, or the
-        defaults.
+    def of(cls, args: TrainingConfig | TrainingArguments | None, **overrides: object) -> Self:
+        """The settings of a TrainingConfig or of transformers' TrainingArguments, or the defaults.
 
         Raises:
             ConfigError: TrainingArguments set something that has no counterpart here.
         """
-        if args is None or isinstance(args, cls):
+        if args is None or isinstance(args, TrainingConfig):
             return cls(**{**(args.model_dump(exclude_unset=True) if args else {}), **overrides})
         plain = type(args)(use_cpu=args.use_cpu).to_dict()
         changed = {name: value for name, value in args.to_dict().items() if value != plain[name]}

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
+from torch.utils.data import Dataset
+
+from tether.classic.config import Row
 from tether.core.errors import DataError, RewardError
 from tether.core.watchdog import Watchdog
 from tether.rewards.calling import Guarded
 
+T = TypeVar("T")
 _TOGETHER, _ENOUGH = 256, 1.0
 """Rows that one call of the guard reads at most, and seconds after which it reads no more."""
 
 
-class GuardedRows:
+class GuardedRows(Dataset[Row]):
     """A data set's `__len__`, `__iter__` and `__getitem__` behind the guard of reward functions.
 
     A call may take `time_limit` seconds. Its changes in the process are undone afterwards.
@@ -29,42 +34,42 @@ class GuardedRows:
     def __init__(self, dataset: Any, name: str, time_limit: float = 60.0) -> None:
         self.dataset, self.name, self.time_limit = dataset, name, time_limit
 
-    def _call(self, function: Any, *arguments: Any) -> Any:
+    def _call(self, read: Callable[[], T], method: str) -> T:
+        """The result of `read`, which messages name as a method of the data set, in its file."""
+        kind = type(self.dataset)
+        if hasattr(kind, method):
+            functools.update_wrapper(read, getattr(kind, method), assigned=(), updated=())
+        read.__qualname__ = f"{kind.__qualname__}.{method}"
         guarded = Guarded(
-            function,
+            read,
             f"the {self.name}",
             Watchdog(None),
             time_limit=self.time_limit,
             dump_after=self.time_limit / 2,
         )
         try:
-            return guarded(lambda returned, _: returned, *arguments)
+            return guarded(lambda returned, _: returned)
         except RewardError as error:
             raise DataError(str(error)) from error
 
     def __len__(self) -> int:
-        def length() -> int:
-            return len(self.dataset or ())
+        return self._call(lambda: len(self.dataset or ()), "__len__")
 
-        return self._call(_named(length, self.dataset, "__len__"))
-
-    def __getitems__(self, places: Sequence[int]) -> list[Any]:
+    def __getitems__(self, places: Sequence[int]) -> list[Row]:
         """The rows at these places, in one call; PyTorch's loader asks so."""
 
-        def rows() -> list[Any]:
-            at_once = hasattr(self.dataset, "__getitems__")
-            taken = self.dataset.__getitems__(places) if at_once else map(self._row, places)
+        def rows() -> list[Row]:
+            dataset = self.dataset
+            at_once = hasattr(dataset, "__getitems__")
+            taken = dataset.__getitems__(places) if at_once else (dataset[i] for i in places)
             return [_plain(row) for row in taken]
 
-        return self._call(_named(rows, self.dataset, "__getitem__"))
+        return self._call(rows, "__getitem__")
 
-    def _row(self, place: int) -> Any:
-        return self.dataset[place]
+    def __iter__(self) -> Iterator[Row]:
+        rows: list[Iterator[Row]] = []
 
-    def __iter__(self) -> Iterator[Any]:
-        rows: list[Iterator[Any]] = []
-
-        def some() -> tuple[list[Any], bool]:
+        def some() -> tuple[list[Row], bool]:
             if not rows:
                 rows.append(iter(self.dataset))
             taken, end = [], time.monotonic() + _ENOUGH
@@ -78,26 +83,17 @@ class GuardedRows:
         more = True
         while more:
             method = "__iter__" if hasattr(type(self.dataset), "__iter__") else "__getitem__"
-            taken, more = self._call(_named(some, self.dataset, method))
+            taken, more = self._call(some, method)
             yield from taken
 
 
-def guarded(dataset: Iterable[object], name: str) -> Iterable[Any]:
+def guarded(dataset: Iterable[Row], name: str) -> Iterable[Row]:
     """The data set behind the guard; lists and tuples of plain rows as they are."""
     if type(dataset) in (list, tuple) and all(type(row) is dict for row in dataset):
         return dataset
     return GuardedRows(dataset, name)
 
 
-def _plain(row: Any) -> Any:
+def _plain(row: Row) -> Row:
     """A row as a dictionary: columns that are made when they are asked for are made here."""
     return dict(row) if isinstance(row, Mapping) and type(row) is not dict else row
-
-
-def _named(function: Any, dataset: Any, method: str) -> Any:
-    """The function as messages name it: the data set's method, in its file."""
-    kind = type(dataset)
-    function.__qualname__ = f"{kind.__qualname__}.{method}"
-    if hasattr(kind, method):
-        function.__wrapped__ = getattr(kind, method)
-    return function

@@ -6,9 +6,9 @@ import atexit
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from tether.classic.config import ClassicConfig
+from tether.classic.models import AutoModelForCausalLMWithValueHead, CausalModel
 from tether.core.rundir import RunDirectory
 from tether.settings.config import Config
 from tether.settings.tracking import TrackerName
@@ -20,7 +20,7 @@ def numbered_run(
     settings: ClassicConfig,
     trackers: tuple[TrackerName, ...],
     stage: dict[str, Config],
-    model: Any,
+    model: CausalModel | AutoModelForCausalLMWithValueHead,
 ) -> RunDirectory:
     """The next of `runs/001` and so on in `output_dir`; a tracker whose package is missing is left
     out with a warning.

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from peft import AutoPeftModelForCausalLM, PeftModel
+from peft import AutoPeftModelForCausalLM, PeftConfig, PeftModel
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tether.core.errors import ModelError
 from tether.models.heads import ScalarHead
 from tether.models.loading import pick_device, quiet, with_adapter
 from tether.models.trunk import Role
 
+CausalModel = PreTrainedModel | PeftModel
+"""A model of transformers, or what peft makes of one."""
+ModelT = TypeVar("ModelT", bound=nn.Module)
 HEAD_FILE = "v_head.safetensors"
 
 
@@ -24,7 +27,7 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
     up on the model.
     """
 
-    def __init__(self, pretrained_model: Any) -> None:
+    def __init__(self, pretrained_model: CausalModel) -> None:
         super().__init__()
         output = pretrained_model.get_output_embeddings()
         if output is None:
@@ -38,10 +41,10 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
     @classmethod
     def from_pretrained(
         cls,
-        name_or_model: Any,
+        name_or_model: str | Path | CausalModel,
         *,
-        peft_config: Any = None,
-        **kwargs: Any,
+        peft_config: PeftConfig | None = None,
+        **kwargs: object,
     ) -> AutoModelForCausalLMWithValueHead:
         """A folder, a hub id or a loaded model; a head saved beside the model is taken up, a new
         one starts at zero.
@@ -71,7 +74,7 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
     def forward(
         self,
         input_ids: Tensor | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> tuple[Tensor, Tensor | None, Tensor]:
         """(logits in float32, loss or None, values (batch, time))."""
         output = self.pretrained_model(input_ids=input_ids, output_hidden_states=True, **kwargs)
@@ -82,7 +85,7 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
         it.
         """
         with quiet():
-            self.pretrained_model.save_pretrained(save_directory, **kwargs)
+            self.pretrained_model.save_pretrained(str(save_directory), **kwargs)
         save_file(self.v_head.state_dict(), Path(save_directory) / HEAD_FILE)
 
 
@@ -109,15 +112,20 @@ class TrainableRole(Role):
         return list(dict.fromkeys(p for p in super().parameters() if p.requires_grad))
 
 
-def causal_model(name_or_model: Any, peft_config: Any = None, **kwargs: Any) -> Any:
+def causal_model(
+    name_or_model: str | Path | CausalModel,
+    peft_config: PeftConfig | None = None,
+    **kwargs: Any,
+) -> CausalModel:
     """A causal language model, or with an adapter what peft makes of it; safetensors only.
 
     Args:
         peft_config: of a new adapter, which comes in the model's own dtype: the learner keeps
             float32 masters.
     """
-    model = name_or_model
-    if not isinstance(model, nn.Module):
+    if isinstance(name_or_model, nn.Module):
+        model = name_or_model
+    else:
         has_adapter = (Path(name_or_model) / "adapter_config.json").is_file()
         kind = AutoPeftModelForCausalLM if has_adapter else AutoModelForCausalLM
         with quiet():
@@ -125,6 +133,6 @@ def causal_model(name_or_model: Any, peft_config: Any = None, **kwargs: Any) -> 
     return model if peft_config is None else with_adapter(model, "default", peft_config)
 
 
-def on_device(model: Any, device: str = "auto") -> Any:
+def on_device(model: ModelT, device: str = "auto") -> ModelT:
     """The model there, unless accelerate has spread it over several."""
     return model if hasattr(model, "hf_device_map") else model.to(pick_device(device))

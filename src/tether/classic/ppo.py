@@ -10,15 +10,17 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
+from transformers import PreTrainedTokenizerBase
 
 from tether.classic.config import PPOConfig, Row
 from tether.classic.datasets import GuardedRows
 from tether.classic.log import numbered_run
 from tether.classic.models import (
     AutoModelForCausalLMWithValueHead,
+    CausalModel,
     TrainableRole,
     create_reference_model,
     on_device,
@@ -98,9 +100,9 @@ class PPOTrainer:
         self,
         config: PPOConfig,
         model: AutoModelForCausalLMWithValueHead,
-        ref_model: Any = None,
-        tokenizer: Any = None,
-        dataset: Any = None,
+        ref_model: CausalModel | AutoModelForCausalLMWithValueHead | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        dataset: object = None,
         data_collator: Callable[[list[Any]], object] | None = None,
     ) -> None:
         if not isinstance(model, AutoModelForCausalLMWithValueHead):
@@ -128,7 +130,7 @@ class PPOTrainer:
         self.watch, self.unlogged = Watch(), Unlogged({}, [])
         self.clock = AnnouncedLimit("ppo", config.budget)
 
-    def _reference(self, ref_model: Any) -> Any:
+    def _reference(self, ref_model: nn.Module | None) -> nn.Module | None:
         if ref_model is None:
             return None if self.model.is_peft_model else create_reference_model(self.model)
         trained = {p.data_ptr() for p in self.model.parameters() if p.requires_grad}
@@ -173,7 +175,7 @@ class PPOTrainer:
         )
 
     @property
-    def dataloader(self) -> DataLoader[Any]:
+    def dataloader(self) -> DataLoader[Row]:
         """Shuffled batches of the dataset, the last incomplete one dropped; none after the budget.
 
         Raises:
@@ -189,7 +191,7 @@ class PPOTrainer:
             )
         order = torch.Generator().manual_seed(self.config.seed + self.current_step)
         loader = TimedLoader(
-            cast(Any, rows),
+            rows,
             size,
             shuffle=True,
             drop_last=True,
@@ -199,7 +201,7 @@ class PPOTrainer:
         loader.clock = self.clock
         return loader
 
-    def _collated(self, rows: list[Any]) -> Any:
+    def _collated(self, rows: list[Row]) -> object:
         """A batch; of a generator its items."""
         try:
             return self.collate(
@@ -215,7 +217,7 @@ class PPOTrainer:
         *,
         batch_size: int = 4,
         return_prompt: bool = True,
-        **options: Any,
+        **options: object,
     ) -> Any:
         """Sample a response to each query with transformers' own generate. The default is the bare
         policy.
@@ -238,7 +240,7 @@ class PPOTrainer:
         for place, query in enumerate(queries):
             self._ids(query, f"query_tensor[{place}]")
         stops = {"pad_token_id": self.encoder.pad_id, "eos_token_id": list(self.encoder.stop_ids)}
-        settings = {**PURE, "temperature": 1.0, **stops, **options}
+        settings: Json = {**PURE, "temperature": 1.0, **stops, **options}
         settings["min_length"] = max(0, settings["min_length"] or 0)
         self.temperature = float(settings["temperature"] or 1.0) if settings["do_sample"] else 1.0
         self.prompts_returned = return_prompt
@@ -264,8 +266,10 @@ class PPOTrainer:
             pad(flat, padding_value=self.encoder.pad_id),
             pad([torch.ones_like(q) for q in flat]),
         )
-        model = self.model.pretrained_model.eval()
-        answers = model.generate(input_ids=ids, attention_mask=mask, **settings)[:, ids.shape[1] :]
+        self.model.pretrained_model.eval()
+        answers = self.model.generate(input_ids=ids, attention_mask=mask, **settings)[
+            :, ids.shape[1] :
+        ]
         stops = torch.tensor(settings["eos_token_id"], device=answers.device).reshape(-1)
         rows: list[Tensor] = []
         for query, given, answer in zip(flat, queries, answers, strict=True):
@@ -351,10 +355,7 @@ class PPOTrainer:
                 f"{name} holds {values.dtype} and not token ids: give integers, as "
                 "the tokenizer makes them",
             )
-        size, ids = (
-            self.model.pretrained_model.get_input_embeddings().num_embeddings,
-            tuple(values.tolist()),
-        )
+        size, ids = self.stage.policy.vocabulary, tuple(values.tolist())
         if wrong := [i for i in ids if not 0 <= i < size]:
             raise DataError(
                 f"{name} holds the id {wrong[0]}, and the model's vocabulary ends at {size - 1}: "
@@ -472,7 +473,7 @@ def _number(value: object, name: str) -> float:
     )
 
 
-def _lists(rows: list[Row]) -> dict[str, list[Any]]:
+def _lists(rows: list[Row]) -> dict[str, list[object]]:
     """Columns as lists; token ids as tensors, each as long as it is."""
     return {
         name: [torch.as_tensor(row[name]) if name == "input_ids" else row[name] for row in rows]

@@ -5,20 +5,21 @@ from __future__ import annotations
 import statistics
 import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress, repeat, takewhile
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from peft import PeftConfig
 from torch import nn
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, TrainingArguments
 from transformers.trainer_utils import TrainOutput
 
 from tether.classic.config import RewardConfig, Row, SFTConfig, TrainingConfig
 from tether.classic.datasets import guarded
 from tether.classic.log import numbered_run
-from tether.classic.models import TrainableRole, causal_model, on_device
+from tether.classic.models import CausalModel, TrainableRole, causal_model, on_device
 from tether.classic.time import AnnouncedLimit
 from tether.core.budget import limited_by
 from tether.core.errors import DataError, ModelError
@@ -53,17 +54,17 @@ class _Trainer:
 
     def __init__(
         self,
-        model: Any,
-        args: Any = None,
+        model: CausalModel,
+        args: TrainingConfig | TrainingArguments | None = None,
         *,
-        train_dataset: Iterable[Any],
-        eval_dataset: Iterable[Any] = (),
-        tokenizer: Any = None,
-        processing_class: Any = None,
-        **settings: Any,
+        train_dataset: Iterable[Row],
+        eval_dataset: Iterable[Row] = (),
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        processing_class: PreTrainedTokenizerBase | None = None,
+        **settings: object,
     ) -> None:
         self.args = self.config.of(args, **settings)
-        self.tokenizer: Any = (
+        self.tokenizer: PreTrainedTokenizerBase = (
             tokenizer
             or processing_class
             or AutoTokenizer.from_pretrained(model.config._name_or_path)
@@ -82,10 +83,10 @@ class _Trainer:
         self.train_rows = self._usable(guarded(train_dataset, "train_dataset"))
         self.eval_rows = self._usable(guarded(eval_dataset, "eval_dataset"))
 
-    def _stage(self) -> Any: ...
-    def _encode(self, row: Row, /) -> list[Any]: ...
+    def _stage(self) -> sft.SFT | reward.RewardModeling: ...
+    def _encode(self, row: Row, /) -> Sequence[Encoded | Ranking]: ...
 
-    def _usable(self, rows: Iterable[Row]) -> list[Any]:
+    def _usable(self, rows: Iterable[Row]) -> list[Encoded | Ranking]:
         """The encoded rows; those that cannot be used are counted in one warning."""
         encoded, skipped = encode_rows(rows, self._encode)
         if skipped:
@@ -157,9 +158,10 @@ class _Trainer:
 
     def save_model(self, output_dir: str | Path | None = None) -> None:
         """A transformers folder (for an adapter peft's) with its tokenizer."""
+        folder = str(output_dir or self.args.output_dir)
         with quiet():
-            self.model.save_pretrained(output_dir or self.args.output_dir)
-            self.tokenizer.save_pretrained(output_dir or self.args.output_dir)
+            self.model.save_pretrained(folder)
+            self.tokenizer.save_pretrained(folder)
 
 
 class SFTTrainer(_Trainer):
@@ -174,13 +176,14 @@ class SFTTrainer(_Trainer):
     """
 
     config, section = SFTConfig, "sft"
+    args: SFTConfig
 
     def __init__(
         self,
-        model: Any,
-        args: Any = None,
+        model: str | Path | CausalModel,
+        args: TrainingConfig | TrainingArguments | None = None,
         *,
-        peft_config: Any = None,
+        peft_config: PeftConfig | None = None,
         **data: Any,
     ) -> None:
         super().__init__(causal_model(model, peft_config), args, **data)
@@ -231,6 +234,7 @@ class RewardTrainer(_Trainer):
     """
 
     config, section = RewardConfig, "reward"
+    args: RewardConfig
 
     def _stage(self) -> reward.RewardModeling:
         model, settings = self.model, self.args

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from tether.classic.config import Row
 from tether.core.budget import TimeLimit
 from tether.report.numbers import duration
 from tether.settings.budget import BudgetConfig
@@ -45,7 +46,7 @@ class AnnouncedLimit:
             print(f"{self.name}: the budget ended it after {done:,} steps.")
 
 
-class TimedLoader(DataLoader[Any]):
+class TimedLoader(DataLoader[Row]):
     """Batches for a loop of the caller's own, until the next step would end after the limit."""
 
     clock: AnnouncedLimit | None = None
