@@ -99,7 +99,7 @@ class LoadedModel:
 
 def load_model(config: ModelConfig, *, seed: int = 0, on_host: bool = False) -> LoadedModel:
     """The model that `config` names as transformers makes it, frozen and in evaluation mode.
-    run.models opens it for a stage.
+    build.models opens it for a stage.
 
     Args:
         on_host: leave it in host memory, in all else made for the device that `config` names;

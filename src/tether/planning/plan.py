@@ -90,7 +90,7 @@ def plan(
     Args:
         shape: see `shape_config`.
         prompt_tokens: length of the prompts of stages whose rows were not measured.
-        sizes: the measurements of the rows, by stage (run.price.row_sizes).
+        sizes: the measurements of the rows, by stage (`planning.sizes.row_sizes`).
         stages: only these.
         advise: True: also try changes if it fits; False: try none.
         until: see `Planner`.

@@ -26,7 +26,7 @@ from tether.planning.speeds import RowSizes
 from tether.settings.model import TINY, ModelConfig
 from tether.settings.recipe import BaseRecipe
 from tether.settings.sampling import OnlineSection
-from tether.settings.section import DataConfig, Section
+from tether.settings.section import DataConfig
 
 SAMPLE = 64
 """Rows whose lengths are measured."""
@@ -45,9 +45,8 @@ def row_sizes(
     tokens = _counter(recipe.model)
     sizes = {}
     for name in names:
-        section = recipe.section(name)
         with contextlib.suppress(TetherError):  # the stage itself reports it
-            rows = _sized(recipe, section, tokens)
+            rows = _sized(recipe, name, tokens)
             sizes[name] = (
                 rows if prompt_tokens is None else replace(rows, prompt=prompt_tokens, answer=None)
             )
@@ -62,14 +61,10 @@ def _counter(model: ModelConfig) -> Callable[[Conversation], int]:
     )
 
 
-def _sized(recipe: BaseRecipe, section: Section, tokens: Callable[[Conversation], int]) -> RowSizes:
-    pairs = recipe.section("pairs")
+def _sized(recipe: BaseRecipe, name: str, tokens: Callable[[Conversation], int]) -> RowSizes:
+    section, pairs = recipe.section(name), recipe.section("pairs")
     system = tokens((user(recipe.model.system_prompt),)) if recipe.model.system_prompt else 0
-    if (
-        section.data is None
-        and pairs is not None
-        and section.kind in (Prompt, Comparison, Feedback)
-    ):
+    if recipe.from_pairs(name):
         prompts = _measured(pairs.data, Prompt, tokens, system, counts=True)
         if section.kind is Prompt:
             return prompts

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tether.core.digest import digest
 from tether.core.errors import ConfigError
-from tether.core.types import Comparison, Feedback, Json, Prompt
+from tether.core.types import Json
 from tether.runner.folder import round_folder
 from tether.settings.parts import StagePart, parts_of
 from tether.settings.reading import build, set_key
@@ -144,7 +144,7 @@ def _job(recipe: BaseRecipe, name: str, number: int | None) -> Job:
         round=number,
         earlier=earlier,
         start=root / "sft" if name != "sft" and recipe.section("sft") is not None else None,
-        pairs=tuple(at / "pairs" for at in (*earlier, place)) if from_pairs(recipe, name) else (),
+        pairs=tuple(at / "pairs" for at in (*earlier, place)) if recipe.from_pairs(name) else (),
         scorer=_scorer(settings, place),
         policies={n: place / n for n in recipe.policies} if name == "evaluate" else {},
         seed=recipe.seed,
@@ -248,15 +248,6 @@ def _moved(job: Job, folders: Mapping[Path, Path]) -> Job:
         scorer=scorer,
         policies={name: folders.get(path, path) for name, path in job.policies.items()},
     )
-
-
-def from_pairs(recipe: BaseRecipe, name: str) -> bool:
-    """True if a stage without data of its own learns from the pairs of [pairs], or their prompts."""
-    section = recipe.section(name)
-    if section.data is not None or recipe.section("pairs") is None:
-        return False
-    learns = name not in ("sft", "pairs", "evaluate")
-    return learns and section.kind in (Prompt, Comparison, Feedback)
 
 
 def _scorer(settings: Section, place: Path) -> Path | None:

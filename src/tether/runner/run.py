@@ -35,7 +35,7 @@ from tether.runner.budgets import Budgets, reopen
 from tether.runner.by_device import by_device
 from tether.runner.folder import check_base
 from tether.runner.former import going_on, note_former, with_former_defaults
-from tether.runner.jobs import Job, expand, from_pairs, sweep_table, variants
+from tether.runner.jobs import Job, expand, sweep_table, variants
 from tether.runner.ranks.restarts import watched, watches
 from tether.runner.ranks.start import is_other, placement_of, together
 from tether.runner.totals import compared_in, write_totals
@@ -140,7 +140,7 @@ def _check(job: Job) -> None:
     """Look for the faults of a job before the first job begins."""
     recipe, name, section = job.recipe, job.name, job.settings
     check_libraries(recipe.model, name, section)
-    if not from_pairs(recipe, name):
+    if not job.pairs:
         check_data(name, section)
     check_section(name, section, recipe.model)
     if isinstance(section, EvaluationSection):

@@ -8,7 +8,7 @@ from typing import Any, Self
 from pydantic import Field, PrivateAttr, ValidationError, create_model, model_validator
 
 from tether.core.errors import ConfigError
-from tether.core.types import Json, JsonValue
+from tether.core.types import Comparison, Feedback, Json, JsonValue, Prompt
 from tether.settings.budget import Budget
 from tether.settings.config import Config
 from tether.settings.former import FormerDefaults, put_former_defaults
@@ -124,6 +124,15 @@ class BaseRecipe(Config):
         if name not in arms:
             raise ConfigError(f"the recipe has no [{name}] section")
         return arms[name]
+
+    def from_pairs(self, name: str) -> bool:
+        """True if a stage without data of its own learns from the pairs of [pairs], or their
+        prompts.
+        """
+        section = self.section(name)
+        learns = name not in ("sft", "pairs", "evaluate")
+        own = section.data is not None or self.section("pairs") is None
+        return learns and not own and section.kind in (Prompt, Comparison, Feedback)
 
     @property
     def titles(self) -> dict[str, str]:
