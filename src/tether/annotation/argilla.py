@@ -14,7 +14,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 from tether.annotation import task_json
 from tether.annotation.exchange import Case
@@ -22,7 +22,7 @@ from tether.core.errors import DataError
 from tether.core.once import once
 from tether.core.types import Comparison, Facts, Json
 from tether.data.formats.fields import as_text, number, sequence
-from tether.labels.votes import Opinion
+from tether.labels.votes import Choice, Opinion
 
 TOOL = "argilla"
 NAMES = ("response1", "response2")
@@ -157,7 +157,7 @@ def _given(answers: Sequence[Facts]) -> list[Facts]:
     ]
 
 
-def _are_of_people(responses: object) -> TypeGuard[list[Any]]:
+def _are_of_people(responses: object) -> TypeGuard[list[Facts]]:
     return isinstance(responses, list) and all(
         isinstance(response, Mapping) for response in responses
     )
@@ -201,9 +201,9 @@ def _tells(answer: Facts, names: Sequence[str]) -> bool:
         return True
 
 
-def _choice(value: object, names: Sequence[str]) -> Any:
+def _choice(value: object, names: Sequence[str]) -> Choice | None:
     """A label or a ranking as a choice; None if it is neither."""
-    places: dict[object, str] = {names[0]: "first", names[1]: "second"}
+    places: dict[object, Choice] = {names[0]: "first", names[1]: "second"}
     if isinstance(value, str):
         return task_json.spoken_choice(value, names)
     if not isinstance(value, list) or len(value) != 2:

@@ -8,7 +8,6 @@ import sqlite3
 import time
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, event, inspect, make_url, text
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
@@ -61,7 +60,7 @@ def engine_of(url: URL) -> Engine:
         return engine
 
     @event.listens_for(engine, "connect")
-    def _connected(connection: Any, _: Any) -> None:
+    def _connected(connection: sqlite3.Connection, _: object) -> None:
         connection.isolation_level = None  # we say BEGIN ourselves, below
         connection.execute(f"PRAGMA busy_timeout={1000 * WAIT_FOR_STORE}")
         # Write-ahead mode is written into the file, so that it comes after the check.

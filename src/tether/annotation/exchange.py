@@ -16,7 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from statistics import median
-from typing import Any, Literal, TypedDict, Unpack, get_args
+from typing import Literal, TypedDict, Unpack, get_args
 
 from tether.annotation.queries import JUDGED, TASKS
 from tether.annotation.store import ORIGIN, Answer, Store, answer_of
@@ -131,7 +131,7 @@ def _cases(store: Store, round: str | None, names: bool, *which: object) -> Iter
     """The tasks that meet these conditions."""
     query = TASKS.where(*which).order_by(TaskRow.id).limit(CHUNK)
     query = query if round is None else query.where(TaskRow.round == round)
-    last: Any = 0
+    last = 0
     with store.reading() as session:
         while rows := session.execute(query.where(TaskRow.id > last)).all():
             opinions: dict[int, list[Opinion]] = defaultdict(list)

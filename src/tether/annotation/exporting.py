@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, Unpack, get_args
+from typing import Literal, Unpack, get_args
 
 from tether.annotation.bridges import BRIDGES
 from tether.annotation.exchange import How, Which, labelled
@@ -128,7 +128,7 @@ def _parquet(rows: Iterable[Json], path: Path) -> int:
     return len(records)
 
 
-def _column(values: Sequence[object]) -> Any:
+def _column(values: Sequence[object]) -> object:
     """The values as Arrow has them: numbers, texts, or lists of these; anything else as JSON
     texts.
     """

@@ -14,12 +14,11 @@ from dataclasses import replace
 from functools import partial
 from itertools import combinations
 from types import MappingProxyType
-from typing import Any
 
 from tether.annotation import task_json
 from tether.annotation.exchange import Case
 from tether.core.errors import DataError
-from tether.core.types import Comparison, Facts, Json
+from tether.core.types import Comparison, Facts, Json, JsonValue
 from tether.data.formats.conversations import MOST
 from tether.data.formats.fields import as_text, number, sequence
 from tether.data.formats.printed import cell_value
@@ -151,7 +150,7 @@ def _task_of(row: Facts, fields: Sequence[str]) -> Json:
     return task | ({"id": row["id"]} if row.get("id") not in (None, "") else {})
 
 
-def _cell(value: object) -> Any:
+def _cell(value: object) -> JsonValue:
     """A cell of CSV: the list, object or whole number that its text is."""
     if not isinstance(value, str):
         return value
@@ -171,7 +170,7 @@ def _kind_of(value: object) -> str:
     )
 
 
-def _value_of(cell: object) -> Any:
+def _value_of(cell: object) -> Facts:
     first = cell[0] if isinstance(cell, list) else cell
     return first if isinstance(first, Mapping) else {"choices": [first]}
 
@@ -190,7 +189,7 @@ def _last_change(annotation: Facts) -> float:
     return 0.0
 
 
-def _noted(annotation: Facts) -> Any:
+def _noted(annotation: Facts) -> object:
     """The annotator's name in an annotation that tether wrote; None in those of the tool's users."""
     results = annotation.get("result")
     metas = (

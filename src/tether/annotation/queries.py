@@ -8,9 +8,18 @@ counts.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
-from sqlalchemy import and_, bindparam, exists, func, select, text
+from sqlalchemy import (
+    ColumnElement,
+    Exists,
+    TextClause,
+    and_,
+    bindparam,
+    exists,
+    func,
+    select,
+    text,
+)
 from sqlalchemy.orm import aliased
 from sqlmodel import Session
 
@@ -65,7 +74,7 @@ _PLACES = (
 )
 
 
-def count(session: Session, table: Any, *only: Any) -> int:
+def count(session: Session, table: object, *only: object) -> int:
     """The number of rows of a table on which these conditions hold."""
     return session.scalar(select(func.count()).select_from(table).where(*only)) or 0
 
@@ -111,7 +120,7 @@ def counts(session: Session) -> dict[str, int]:
     }
 
 
-def had_by(annotator: object = ANYBODY) -> Any:
+def had_by(annotator: object = ANYBODY) -> Exists:
     """A condition: the annotator was given the two answers of a task, in any round; leases that ran
     out do not count.
 
@@ -126,7 +135,7 @@ def had_by(annotator: object = ANYBODY) -> Any:
     return exists().where(other.pair == TaskRow.pair, given).correlate(TaskRow, AnnotatorRow)
 
 
-def offered(role: str, annotator: object = ANYBODY) -> tuple[Any, Any]:
+def offered(role: str, annotator: object = ANYBODY) -> tuple[TextClause, ColumnElement[bool]]:
     """The conditions on a task that a person of this role may get still."""
     return text(Where.WANTED if role == "annotator" else Where.DISPUTED), ~had_by(annotator)
 

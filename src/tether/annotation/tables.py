@@ -4,14 +4,15 @@ digests of their content.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from sqlalchemy import JSON, Column, Index, UniqueConstraint, text
 from sqlalchemy.orm import declared_attr
 from sqlmodel import Field, SQLModel
 
-from tether.core.types import Json
+from tether.core.types import Json, JsonValue
 
 Role = Literal["annotator", "expert", "admin"]
 
@@ -27,7 +28,7 @@ class Where(StrEnum):
     LEASED = "state = 'leased'"
 
 
-def _json(default: Any = dict) -> Any:
+def _json(default: Callable[[], object] = dict) -> JsonValue:
     """A column that holds a JSON value."""
     return Field(default_factory=default, sa_column=Column(JSON, nullable=False))
 

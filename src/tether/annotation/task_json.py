@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from tether.annotation.exchange import PROVENANCE, Case, ordered, turned
 from tether.annotation.store import ORIGIN, Answer, Origin
 from tether.core.errors import DataError
-from tether.core.types import Annotation, Comparison, Conversation, Facts, Json
+from tether.core.types import Annotation, Comparison, Conversation, Facts, Json, JsonValue
 from tether.data.formats.fields import (
     as_text,
     attempt,
@@ -85,7 +85,7 @@ _ANSWER = re.compile(
     re.IGNORECASE,
 )
 _RECORDED = ("strength", "choice", "left", "ratings", "seconds", "guidelines", "at", "role")
-_SIDES: dict[Any, Any] = {"chosen": "first", "rejected": "second"}
+_SIDES = {"chosen": "first", "rejected": "second"}
 
 
 def spoken(conversation: Conversation) -> str:
@@ -127,14 +127,14 @@ class Judged:
     """A judgment as a tool has it: by whom, whether they took it back, and what it says."""
 
     person: str
-    said: Any
+    said: Facts
     withdrawn: bool = False
 
 
 def judged_case(
     task: ReadCase,
     judged: Sequence[Judged],
-    read: Callable[[Any], Opinion],
+    read: Callable[[Facts], Opinion],
     details: Json,
 ) -> ReadCase:
     """The case with these judgments in place of its own: of each person the last, unless they took
@@ -427,7 +427,7 @@ def _annotated(vote: Annotation, expert: str | None) -> Opinion:
     )
 
 
-def json_safe(value: object) -> Any:
+def json_safe(value: object) -> JsonValue:
     """The value as JSON has it: what has no place there becomes a text, what is not finite becomes
     null.
     """
@@ -440,7 +440,7 @@ def json_safe(value: object) -> Any:
     return value if value is None or isinstance(value, str | int | float | bool) else str(value)
 
 
-def moment(value: Any, name: str) -> float:
+def moment(value: JsonValue, name: str) -> float:
     """Seconds since 1970 of a time as ISO 8601 writes it; 0 where there is none."""
     try:
         return datetime.fromisoformat(value).timestamp() if not missing(value) else 0.0
@@ -485,6 +485,6 @@ def objects(value: object, name: str) -> list[Facts]:
     return items
 
 
-def strength_of(value: Any) -> int | None:
+def strength_of(value: JsonValue) -> int | None:
     """A rating of how strong a preference is, where it is one."""
     return int(value) if not isinstance(value, bool) and value in range(1, STRENGTHS + 1) else None

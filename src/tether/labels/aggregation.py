@@ -12,16 +12,24 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from tether.core.errors import DataError
-from tether.labels.votes import VERDICTS, Verdict, Vote, as_verdict, latest_votes, more_than_half
+from tether.labels.votes import (
+    CHOICES,
+    VERDICTS,
+    Verdict,
+    Vote,
+    as_verdict,
+    latest_votes,
+    more_than_half,
+)
 
-Array = NDArray[Any]
+Array = NDArray[np.float64]
 LEAST = 1e-10
 """No probability is taken to be less."""
 STILL = 1e-7
@@ -69,7 +77,7 @@ def majority(votes: Iterable[Vote], *, undecided: Literal["drop", "soft"] = "dro
     """
     labels = []
     for item, group in itertools.groupby(latest_votes(votes)[0], key=lambda vote: vote.item):
-        counts = Counter(vote.verdict for vote in group)
+        counts: Counter[Verdict] = Counter(vote.verdict for vote in group)
         shares = {
             verdict: counts[verdict] / counts.total() for verdict in VERDICTS if counts[verdict]
         }
@@ -105,7 +113,7 @@ def dawid_skene(
     truth = gold_verdicts(gold or {})
     numbers = Counter(vote.item for vote in latest)
     occurring = {"first", "second"} | {vote.verdict for vote in latest} | set(truth.values())
-    classes = [v for v in VERDICTS if v in occurring]
+    classes: list[Verdict] = [v for v in VERDICTS if v in occurring]
     annotators = sorted({vote.annotator for vote in latest})
     items, people, verdicts = (
         {name: place for place, name in enumerate(names)}
@@ -124,9 +132,9 @@ def dawid_skene(
     )
     labels = []
     for item, row in zip(items, posterior.tolist(), strict=True):
-        shares = dict(zip(classes, row, strict=True))
-        winners: list[Any] = [
-            verdict for verdict, share in shares.items() if share > max(row) - 1e-9
+        shares: dict[str, float] = dict(zip(classes, row, strict=True))
+        winners: list[Verdict] = [
+            verdict for verdict in classes if shares[verdict] > max(row) - 1e-9
         ]
         labels.append(Label(item, winners[0] if len(winners) == 1 else None, shares, numbers[item]))
     accuracy = np.einsum("t,ptt->p", posterior.mean(0), errors).tolist()
@@ -134,8 +142,8 @@ def dawid_skene(
 
 
 def _expectation_maximisation(
-    cast: Array,
-    fixed: Array,
+    cast: NDArray[np.int64],
+    fixed: NDArray[np.int64],
     shape: tuple[int, int, int],
     smoothing: int,
 ) -> tuple[Array, Array]:
@@ -230,12 +238,13 @@ def bradley_terry(votes: Iterable[Vote], sides: Mapping[str, tuple[str, str]]) -
     return dict(sorted(scores, key=lambda pair: (-pair[1], pair[0])))
 
 
-def gold_verdicts(answers: Mapping[str, str]) -> dict[str, str]:
+def gold_verdicts(answers: Mapping[str, str]) -> dict[str, Verdict]:
     """The verdicts of known answers (choices), by item; DataError if an answer is invalid."""
-    verdicts = {item: as_verdict(answer) for item, answer in answers.items()}
-    if wrong := next((item for item, verdict in verdicts.items() if verdict not in VERDICTS), None):
-        raise DataError(
-            f"{wrong}: a gold answer is one of {', '.join(VERDICTS)} or both_bad, not "
-            f"{answers[wrong]!r}",
-        )
+    verdicts: dict[str, Verdict] = {}
+    for item, answer in answers.items():
+        if answer not in CHOICES:
+            raise DataError(
+                f"{item}: a gold answer is one of {', '.join(VERDICTS)} or both_bad, not {answer!r}",
+            )
+        verdicts[item] = as_verdict(answer)
     return verdicts

@@ -75,7 +75,7 @@ class Table:
     multiplicity: Array
     votes: Array
     _: KW_ONLY
-    domain: list[Any]
+    domain: Sequence[object]
     empty: str = ""
     """The reason why there are no kinds."""
 

@@ -21,9 +21,9 @@ Coding = Literal["choice", "verdict", "strength"]
 """The part of a vote that is compared: one of four choices; three, `both_bad` being a tie; or its
 place on a scale.
 """
-CHOICES: tuple[str, ...] = get_args(Choice)
-VERDICTS: tuple[str, ...] = get_args(Verdict)
-FLIPPED: dict[str, Any] = {"first": "second", "second": "first"}
+CHOICES: tuple[Choice, ...] = get_args(Choice)
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+FLIPPED: dict[str, Side] = {"first": "second", "second": "first"}
 STRENGTHS = 3
 MAX_COMMENT = 4000
 
@@ -196,7 +196,7 @@ class Vote:
         )
 
 
-def as_verdict(choice: str) -> Any:
+def as_verdict(choice: Choice) -> Verdict:
     """The choice, `both_bad` being a tie."""
     return "tie" if choice == "both_bad" else choice
 
@@ -215,12 +215,12 @@ def answer_on(side: str, left: str) -> Choice:
     return "first" if (side == "left") == (left == "first") else "second"
 
 
-def more_than_half(choices: Sequence[str]) -> Verdict | None:
+def more_than_half(choices: Sequence[Choice]) -> Verdict | None:
     """The verdict of more than half of these choices, `both_bad` counted as a tie; None without
     one.
     """
     counts = Counter(map(as_verdict, choices))
-    return next((verdict for verdict, count in counts.items() if 2 * count > len(choices)), None)
+    return next((verdict for verdict in VERDICTS if 2 * counts[verdict] > len(choices)), None)
 
 
 def latest_votes(votes: Iterable[Vote]) -> tuple[list[Vote], list[tuple[Vote, Vote]]]:

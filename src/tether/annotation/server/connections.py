@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -33,7 +33,7 @@ class BoundedProtocol(H11Protocol):
     def address(self) -> str:
         return self.client[0] if self.client else ""
 
-    def connection_made(self, transport: Any) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
         self.held[self.address] += 1
         if self.most is not None and self.held[self.address] > self.most:

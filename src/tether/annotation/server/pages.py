@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
-from typing import Annotated, Any, get_args
+from typing import Annotated, get_args
 
 from fastapi import APIRouter, Depends, HTTPException, Path, Query
 from fastapi.responses import Response
@@ -109,20 +109,21 @@ def task(visit: Judge, done: str = "") -> Response:
     person = visit.person
     assigned = site.work.next(visit.person.id)
     progress = site.work_count.of(person)
-    common: Any = {
-        "said": DONE.get(done, ""),
-        "progress": progress,
-        "expert": person.role != "annotator",
-    }
+    page = partial(
+        visit.page,
+        said=DONE.get(done, ""),
+        progress=progress,
+        expert=person.role != "annotator",
+    )
     if assigned is None:
-        return visit.page("nothing.html", **common)
+        return page("nothing.html")
     ratings = assigned.before.placed(assigned.places).ratings if assigned.before else {}
     # A conversation's latest turns say what is asked for.
-    return visit.page(
+    return page(
         "judge.html", assigned=assigned, guidelines=site.store.guidelines(),
         earlier=max(len(assigned.prompt) - MAX_TURNS, 0), turns=assigned.prompt[-MAX_TURNS:], opened=site.store.clock(),
         ratings=ratings, others=[_seen(assigned, other) for other in assigned.others],
-        STRENGTHS=STRENGTHS, MAX_COMMENT=MAX_COMMENT, **common,
+        STRENGTHS=STRENGTHS, MAX_COMMENT=MAX_COMMENT,
     )  # fmt: skip
 
 

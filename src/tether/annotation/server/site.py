@@ -6,7 +6,7 @@ import datetime
 import hashlib
 import secrets
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import Depends, HTTPException, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
@@ -163,7 +163,7 @@ Anybody = Annotated[Visit, Depends()]
 Posted = Annotated[Form, Depends(posted_form)]
 
 
-def seen_by(*roles: str) -> Any:
+def seen_by(*roles: str) -> object:
     """A dependency: the visit of a person with one of these roles."""
 
     async def seen(visit: Anybody) -> Visit:  # async: not worth a thread
