@@ -14,7 +14,7 @@ from tether.core.errors import DataError, RunError
 from tether.core.rundir import read_jsonl
 from tether.report.page import write_report
 from tether.report.reading import read_journey
-from tether.tools.doctor import examine_run
+from tether.tools.doctor_run import examine_run
 
 
 def logged(trainer, steps=12, scores=tuple(SCORES)):

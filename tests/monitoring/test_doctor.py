@@ -34,7 +34,8 @@ from tether.settings.policy import PolicyConfig
 from tether.settings.reading import build, load_recipe
 from tether.settings.recipe import Recipe
 from tether.stages.policy_gradient import PolicyGradient
-from tether.tools.doctor import check_stage, examine_recipe, examine_run, examine_stage
+from tether.tools.doctor import check_stage, examine_recipe, examine_stage
+from tether.tools.doctor_run import examine_run
 
 PROMPTS = [
     Prompt((user(text),), f"p{n}")

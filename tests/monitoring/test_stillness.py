@@ -21,7 +21,7 @@ from tether.report.page import write_report
 from tether.runner.run import run_recipe
 from tether.settings.reading import build
 from tether.settings.recipe import Recipe
-from tether.tools.doctor import examine_run
+from tether.tools.doctor_run import examine_run
 
 pytestmark = pytest.mark.audit
 KL = "kl/policy_reference_k1"

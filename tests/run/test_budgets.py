@@ -20,7 +20,7 @@ from tether.runner.jobs import expand
 from tether.runner.run import run_recipe
 from tether.settings.reading import build
 from tether.settings.recipe import Recipe
-from tether.tools.doctor import examine_run
+from tether.tools.doctor_run import examine_run
 
 PAIRS = [
     {"prompt": f"number {n}", "chosen": "yes" * (1 + n % 3), "rejected": "no"} for n in range(24)

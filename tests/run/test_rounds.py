@@ -31,7 +31,7 @@ from tether.settings.reading import build
 from tether.settings.rounds import RoundsSection
 from tether.settings.sampling import REWARD_KEYS
 from tether.settings.supervised import DirectConfig, DirectSection
-from tether.tools.doctor import examine_run
+from tether.tools.doctor_run import examine_run
 
 MODEL = ModelConfig(source="tiny", dtype="float32", device="cpu")
 PROMPTS = [Prompt((user(f"question {n}"),), f"q{n}") for n in range(12)]

@@ -119,7 +119,8 @@ def doctor(
     with starting():
         from tether.monitoring.doctor import Finding
         from tether.settings.recipe import read_recipe
-        from tether.tools.doctor import examine_recipe, examine_run
+        from tether.tools.doctor import examine_recipe
+        from tether.tools.doctor_run import examine_run
 
     is_run = Path(subject).is_dir()
     if is_run and overrides:

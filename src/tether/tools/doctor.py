@@ -1,5 +1,4 @@
-"""The doctor's rounds: a recipe's stages that sample, assembled and probed with a few prompts, or
-the files of a run.
+"""The doctor's round of a recipe: its stages that sample, assembled and probed with a few prompts.
 
 `check_stage` is for stages of one's own: what it looks at, tether's own stages guarantee by
 construction.
@@ -21,10 +20,9 @@ from tether.build.data.rows import load_rows, named
 from tether.build.data.sources import check_sources
 from tether.build.rewards import reward_model_of, task_prompts
 from tether.build.roles import is_scorer
-from tether.core.errors import ConfigError, RunError
+from tether.core.errors import ConfigError
 from tether.core.protocols import RewardSource
-from tether.core.rundir import noted_path, read_json
-from tether.core.types import Facts, Prompt, Score
+from tether.core.types import Prompt, Score
 from tether.cpu.memory import free_memory
 from tether.data.chat import ChatEncoder
 from tether.data.sources import Quarantine
@@ -34,15 +32,7 @@ from tether.models.saving import member_folders, read_role
 from tether.models.trunk import Role
 from tether.monitoring import doctor
 from tether.monitoring.doctor import Finding, Healthy, Result, Unexamined
-from tether.monitoring.doctor_log import (
-    check_movement,
-    check_rows,
-    check_samples,
-    check_time,
-    seconds_left_out,
-)
 from tether.monitoring.trends import HELD_PRICE
-from tether.report.reading import SubRun, finite, mapping, read_journey
 from tether.rewards.control import CheckedControl, RandomReward
 from tether.rewards.learned import EnsembleReward, LearnedReward, ObjectivesReward, ProcessReward
 from tether.rewards.limit import FailureLimit
@@ -439,98 +429,3 @@ def _trained_encoder(folder: Path, encoder: ChatEncoder) -> ChatEncoder:
         with quiet():
             tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     return ChatEncoder.described(tokenizer, encoding)
-
-
-def examine_run(folder: Path) -> dict[str, list[Result]]:
-    """The log checks of every stage in a run's folder, or of a stage's own: all of them where it
-    sampled, else whether it moved.
-
-    Raises:
-        RunError: no stage in the folder has taken a step.
-    """
-    journey = read_journey(folder)
-    results = {}
-    missing = sum(seconds_left_out(stage.summary) for stage in journey.stages)
-    for stage in journey.supervised:
-        if stage.metrics:
-            results[stage.title] = [
-                *check_time(stage.section, stage.settings, stage.summary, missing),
-                *_rounds_checks(stage),
-                check_movement(_numbers(stage.metrics), stage.learning, stage.summary),
-            ]
-    for arm in journey.arms:
-        if not arm.metrics:
-            continue
-        own = arm.path or folder
-        reward = (
-            mapping(arm.manifest).get("reward")
-            if arm.settings.get("reward_source", "learned") == "learned"
-            else None
-        )
-        results[arm.title] = [
-            *check_time(arm.section, arm.settings, arm.summary, missing),
-            *check_rows(_numbers(arm.metrics), arm.settings),
-            _saved_encoding(own, reward),
-        ]
-    if results and (damaged := [note for note in journey.notes if "damaged" in note]):
-        results["records"] = [
-            Finding(
-                "records",
-                "warning",
-                "Some records cannot be read, and the checks were made without them.",
-                " ".join(damaged),
-                "A full disk or a killed process leaves such lines. Copy the run's files anew if "
-                "this is a copy.",
-            ),
-        ]
-    if not results:
-        raise RunError(
-            f"{folder} holds no steps of a stage. Give the folder of a run that has taken some.",
-        )
-    return results
-
-
-def _rounds_checks(stage: SubRun) -> list[Result]:
-    """Checks of a stage's samples over its rounds, with each round as a step."""
-    sampled = [mapping(one.get("sampling")) for one in stage.rounds]
-    if not sampled:
-        return []
-    scored = {"proxy": "reward/proxy", "proxy_std": "reward/proxy_std", "failed": "reward/failed"}
-    names = {
-        "length": "response/length",
-        "finished": "response/stop_rate",
-        **(scored if "failed" in sampled[0] else {}),
-    }
-    rows = [
-        {names[key]: finite(value) for key, value in one.items() if key in names} for one in sampled
-    ]
-    return [*check_samples(rows, stage.settings), doctor.pairs_made(sampled)]
-
-
-def _numbers(rows: Sequence[Facts]) -> list[dict[str, float | None]]:
-    """The finite numbers of a log, without the measurement before the first step."""
-    return [
-        {key: finite(value) for key, value in row.items()} for row in rows if row.get("step") != 0
-    ]
-
-
-def _saved_encoding(folder: Path, reward: object) -> Result:
-    """The saved policy and reward model have one base and one encoding."""
-    if reward is None:
-        return Unexamined("encoding", "no reward model of this run's scored")
-    scorer = noted_path(folder, str(reward))
-    if scorer is None:
-        return Unexamined("encoding", f"the reward model, {reward} when it scored, is not there")
-    files = [place / "role.json" for place in (folder / "policy", member_folders(scorer)[0])]
-    if missing := [file for file in files if not file.is_file()]:
-        return Unexamined("encoding", f"{missing[0]} is not there")
-    policy, scorer = map(read_json, files)
-    differing = [key for key in ("base_digest", "encoding") if policy[key] != scorer[key]]
-    evidence = f"policy and reward model have one encoding{'' if differing else ' and one base'}"
-    if "encoding" in differing:
-        evidence = f"{files[0]} and {files[1]} differ in {' and '.join(differing)}"
-    return doctor.diagnose(
-        "encoding",
-        evidence,
-        {"saved-encodings-differ": "encoding" in differing},
-    )
