@@ -30,6 +30,7 @@ from tether.settings.recipe import Recipe
 from tether.settings.rewards import ClassifierConfig
 from tether.tools import export as exporting
 from tether.tools.export import export_model
+from tether.tools.export_source import Source
 from tether.tools.reward_bench import bench_rewards
 
 FAST = {"optimizer": {"learning_rate": 1e-2}, "heldout_fraction": 0.0}
@@ -437,7 +438,7 @@ def test_the_card_tells_what_was_measured_and_nothing_of_the_machine(run, tmp_pa
 def test_a_card_loads_the_base_with_as_many_outputs_as_the_head_has():
     check = {"difference": 0.0, "same_ids": True, "constant": 0.0}
     text = exporting.model_card(
-        exporting.Source(kind="process", source=""),
+        Source(kind="process", source=""),
         "./sft/model",
         "float32",
         check,
@@ -468,7 +469,7 @@ def test_no_name_in_a_card_acts(tmp_path):
     alarm = {"step": 1, "detector": HOSTILE, "message": HOSTILE}
     (stage / "alarms.jsonl").write_text(json.dumps(alarm) + "\n")
     (stage / "metrics.jsonl").write_text(json.dumps({"step": 1, "alarms": 1}) + "\n")
-    source = exporting.Source(kind="policy", source="", folder=stage / "policy", stage=stage)
+    source = Source(kind="policy", source="", folder=stage / "policy", stage=stage)
     check = {"difference": 0.0, "same_ids": True, "constant": 0.0}
     base = 'a"); import os; os.abort("'
     text = exporting.model_card(source, base, "float32", check, adapter=True, outputs=0)

@@ -18,7 +18,7 @@ from tether.runner.folder import remember
 from tether.runner.run import run_recipe
 from tether.settings.reading import build
 from tether.settings.recipe import Recipe
-from tether.tools.export import standing
+from tether.tools.export_source import standing
 
 LATER = {"threads", "steps", "cwd", "rows"}
 """Entries of a manifest that came later."""

@@ -13,7 +13,7 @@ from tether.core.types import Message, Prompt, Sampling, assistant, user
 from tether.core.visible import visible
 from tether.terminal.bars import starting
 from tether.terminal.console import Terminal
-from tether.tools.export import standing
+from tether.tools.export_source import standing
 
 
 def talk(model: str, sampling: Sampling, seed: int = 0) -> None:

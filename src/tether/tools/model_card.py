@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from tether.models.packaged import PACKAGES
 from tether.report.numbers import listing
 from tether.report.reading import SubRun, finite, mapping, printable, read_sub_run
 from tether.settings.model import PACKAGE_PREFIX, TINY
-from tether.settings.stages import STAGES
+from tether.tools.export_source import Source, section_of
 
 LISTED = 40
 """Rows of a table, at most."""
@@ -42,21 +41,6 @@ TASKS = {
     ),
 }
 """By kind: the hub's name of the task, the library's class, and what it is."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """Source of an export.
-
-    `stage` is the run directory of the model. `folder` is that of the role; None for a checkpoint
-    or for a model that tether did not train.
-    """
-
-    kind: str
-    source: str
-    folder: Path | None = None
-    stage: Path | None = None
-    checkpoint: Path | None = None
 
 
 def model_card(
@@ -153,14 +137,6 @@ def _lineage(stage: Path | None) -> Iterator[SubRun]:
             ),
             None,
         )
-
-
-def section_of(config: Json) -> str | None:
-    """The name of the section that a stage's config.json is of."""
-    return next(
-        (name for name in STAGES if name in config and "model" in config and "seed" in config),
-        None,
-    )
 
 
 def base_name(source: str) -> str:
