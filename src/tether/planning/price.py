@@ -23,7 +23,7 @@ from tether.planning.plan import Plan, plan, shape_config
 from tether.planning.shares import Price, StagePrice, budget_lines, ends_of, own_budget
 from tether.planning.sizes import row_sizes
 from tether.planning.speeds import RowSizes
-from tether.report.narrative import ENOUGH_UPDATES
+from tether.report.doubts import ENOUGH_UPDATES
 from tether.report.numbers import plural
 from tether.settings.evaluation import EvaluationSection
 from tether.settings.judges import FunctionJudge

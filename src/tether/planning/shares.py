@@ -15,7 +15,7 @@ from tether.core.budget import BUDGET
 from tether.core.pace import Expected
 from tether.core.rundir import ROUNDS, read_json
 from tether.learner.checkpoint import complete_checkpoints
-from tether.report.narrative import ENOUGH_UPDATES, few_updates
+from tether.report.doubts import ENOUGH_UPDATES, few_updates
 from tether.report.numbers import duration, gigabytes
 from tether.settings.recipe import BaseRecipe
 from tether.settings.rounds import RoundsSection

@@ -8,16 +8,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from tether.report.about import judge_of
-from tether.report.narrative import (
-    Conclusion,
-    at_temperature,
-    conclusion,
-    control_of,
-    gold_gain,
-    heldout_gain,
-    kl_sentence,
-    proxy_gain,
-)
+from tether.report.gains import gold_gain, heldout_gain, proxy_gain
+from tether.report.narrative import Conclusion, at_temperature, conclusion, control_of, kl_sentence
 from tether.report.numbers import (
     SENTENCES,
     TOO_FEW,

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from tether.core.types import Facts
 from tether.report.about import short_method
+from tether.report.doubts import alarms, distrust, doubts
+from tether.report.gains import gold_gain, heldout_gain, proxy_gain, spent_kl
 from tether.report.numbers import (
     SENTENCES,
     Show,
@@ -22,12 +23,12 @@ from tether.report.numbers import (
     moved_in_words,
     percent,
     plural,
+    share_in_words,
     side,
     signed,
 )
 from tether.report.parts import Part, gold_parts
 from tether.report.reading import (
-    KL_KEYS,
     Journey,
     LoopRun,
     SubRun,
@@ -35,21 +36,12 @@ from tether.report.reading import (
     finite,
     mapping,
     present,
-    printable,
     trend_of,
 )
-from tether.report.wording import Wording, judge_doubts, wording_of, wording_of_labels
-from tether.stats import Estimate, vague, without_interval
+from tether.report.wording import Wording, wording_of, wording_of_labels
+from tether.stats import Estimate, vague
 
 ENOUGH_PROMPTS = 10
-ENOUGH_UPDATES = 10
-"""Of a method that learns from rows: fewer teach it next to nothing."""
-HELD_OUT = ("num_heldout", "num_heldout_pairs")
-"""Keys of the summaries of stages on rows: how many rows or pairs are held out."""
-LOPSIDED = 0.6
-"""Share of pairs whose longer side is preferred, above which the page mentions length; and the same
-for the shorter side.
-"""
 BETTER = {
     1: ("good", "Better than the start model"),
     0: ("open", "Not shown to be better than the start model"),
@@ -76,7 +68,6 @@ DECODED = {
 }
 """The same by the verdict of the control of decoding (`evaluation.decoding.verdict`)."""
 SAYS = SENTENCES["says"]
-WARNS = SENTENCES["warns"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,75 +78,6 @@ class Conclusion:
     headline: str
     sentences: Sequence[str]
     warnings: Sequence[str]
-
-
-class HeldOutGain(NamedTuple):
-    """The training's own reward on held-out prompts.
-
-    `checked`: the reward is a checked answer instead of a model's guess. `halves`: the step was
-    chosen for its score, and each half of the prompts is judged at the step that the other half
-    chose.
-    """
-
-    before: Estimate
-    after: Estimate
-    gain: Estimate
-    num_prompts: int
-    checked: bool
-    halves: bool
-
-
-def heldout_gain(policy: SubRun) -> HeldOutGain | None:
-    """The run's measurement on held-out prompts: the share of right answers, where answers are
-    checked.
-    """
-    stored = mapping(policy.summary.get("heldout"))
-    checked = "correct" in stored
-    halves = stored.get("judged_by") == ("the prompts that did not choose the step")
-    values = mapping(stored.get("correct" if checked else "score"))
-    before, after, gain = (estimate(values.get(key)) for key in ("before", "after", "gain"))
-    if before is None or after is None or gain is None:
-        return None
-    return HeldOutGain(
-        before,
-        after,
-        gain,
-        int(finite(stored.get("num_prompts")) or 0),
-        checked,
-        halves,
-    )
-
-
-def gold_gain(policy: SubRun) -> Estimate | None:
-    """The gain of the summary, else the last gold score less the first."""
-    values = [value for _, value in present(policy.metrics, "gold/score")]
-    return policy.estimate("gold_gain") or (
-        estimate(values[-1] - values[0]) if len(values) > 1 else None
-    )
-
-
-def proxy_gain(policy: SubRun) -> Estimate | None:
-    """The gain of the summary, else over the steps so far."""
-    course = trend_of(policy.metrics, "reward/proxy")
-    return policy.estimate("proxy_gain") or (estimate(course.gain) if course else None)
-
-
-def spent_kl(policy: SubRun) -> Estimate | None:
-    """The KL of the summary, else of the last steps so far, with its interval where there is
-    one.
-    """
-    kl, noise = (finite(policy.summary.get(key)) for key in ("kl", "kl_noise"))
-    if kl is None and (measured := estimate(mapping(policy.summary.get("answers")).get("kl"))):
-        return measured
-    if kl is None and (course := trend_of(policy.metrics, *KL_KEYS)):
-        kl = course.last
-        noise = course.noise
-    if kl is None:
-        return None
-    if noise is not None:
-        return Estimate(kl, kl - noise, kl + noise, 0)
-    never_recorded = "kl" in policy.summary and "kl_noise" not in policy.summary
-    return estimate(kl) if never_recorded else without_interval(kl, 0, "steps")
 
 
 def control_of(summary: Facts) -> Facts:
@@ -223,7 +145,9 @@ def conclusion(journey: Journey) -> Conclusion:
         tone, headline = DECODED[control["verdict"]]
         sentences += control_sentences(control)
     elif tone == "good":
-        tone, headline, warnings = "open", f"{headline}, at one temperature", [WARNS["no-control"]]
+        tone = "open"
+        headline += ", at one temperature"
+        warnings.append(SENTENCES["warns"]["no-control"])
     if (rate := policy.estimate("gold_win_rate")) and 0 < rate.count < ENOUGH_PROMPTS:
         tone = "open"
         headline = f"Only {rate.count} comparisons: too few to tell"
@@ -232,7 +156,7 @@ def conclusion(journey: Journey) -> Conclusion:
     reward = SAYS["reward" if journey.own_reward else "proxy"]
     sentences += [*_part_sentences(gold_parts(policy, journey.answers)), *_price(policy, reward)]
     sentences += [SAYS["facts"]] if tone == "good" and gain else []
-    warnings += [*_distrust(policy, gain), *_alarms(policy), *_doubts(journey)]
+    warnings += [*distrust(policy, gain), *alarms(policy), *doubts(journey)]
     named = wording_of(journey).sentence
     return Conclusion(tone, named(headline), [*map(named, sentences)], [*map(named, warnings)])
 
@@ -297,11 +221,6 @@ def _with_bounds(value: Estimate, show: Show) -> str:
     return show(value.value) + _bounds(value, show)
 
 
-def _of(share: Estimate) -> str:
-    """`74.2% of` or `2 of 2`, before the name of what is counted."""
-    return centre(share, percent) + ("" if few(share, percent) else " of")
-
-
 def _part_sentences(parts: Sequence[Part]) -> Iterator[str]:
     for name, direction in (("parts-up", 1), ("parts-down", -1), ("parts-level", 0)):
         chosen = sorted(
@@ -346,82 +265,6 @@ def kl_sentence(policy: SubRun) -> str:
     )
 
 
-def _distrust(policy: SubRun, gain: Estimate | None) -> Iterator[str]:
-    """Gold and proxy that part ways: no detector sees gold, so no alarm can say it."""
-    proxy = proxy_gain(policy)
-    points = present(policy.metrics, "gold/score")
-    if proxy and gain and side(proxy, 0) > 0 > side(gain, 0):
-        yield WARNS["proxy"].format(rise=decimal(proxy.value), fall=decimal(-gain.value))
-    elif len(points) >= 4:
-        peak_step, peak = max(points, key=lambda point: point[1])
-        first = points[0][1]
-        last = points[-1][1]
-        course = trend_of(
-            [row for row in policy.metrics if (finite(row.get("step")) or 0) >= peak_step],
-            "reward/proxy",
-        )
-        if peak - last > 0.25 * (peak - first) and course and course.last > course.first:
-            proxies = {"first_proxy": decimal(course.first), "last_proxy": decimal(course.last)}
-            yield WARNS["last-steps"].format(
-                step=peak_step,
-                peak=decimal(peak),
-                last=decimal(last),
-                **proxies,
-            )
-
-
-def _alarms(policy: SubRun) -> Iterator[str]:
-    """The first alarm of each detector. Further down, the page lists all of them, with their
-    advice.
-    """
-    first = {
-        printable(alarm.get("detector"), 60): alarm
-        for alarm in reversed(policy.alarms)
-        if alarm.get("message")
-    }
-    for detector, alarm in reversed(first.items()):
-        message, advice = (printable(alarm.get(key), 400) for key in ("message", "advice"))
-        step = finite(alarm.get("step")) or 0.0
-        name = detector.replace("_", " ")
-        yield (
-            WARNS["alarm"].format(detector=name, step=step, message=message, advice=advice).strip()
-        )
-
-
-def _doubts(journey: Journey) -> Iterator[str]:
-    """A reward model that is no better than a coin, a stage that hardly learned, and rows and
-    updates that it left out.
-    """
-    yield from judge_doubts(journey)
-    accuracy = journey.stage("reward").estimate("gold_accuracy")
-    if accuracy and has_interval(accuracy) and not side(accuracy, 0.5):
-        words = wording_of_labels(journey).sentence(WARNS["reward"])
-        yield words.format(accuracy=_of(accuracy))
-    for stage in journey.stages:
-        made = finite(stage.summary.get("updates"))
-        if made and made < ENOUGH_UPDATES and "budget" not in stage.summary:
-            yield few_updates(stage.title, made)
-        longer = stage.estimate("longer_chosen")
-        words = WARNS.get(f"length-{stage.section}")
-        if longer and words and (side(longer, LOPSIDED) > 0 or side(longer, 1 - LOPSIDED) < 0):
-            share, which = max((longer.value, "longer"), (1 - longer.value, "shorter"))
-            yield words.format(stage=stage.title, which=which, share=percent(share))
-        if ended := mapping(stage.summary.get("budget")):
-            answered = "-prompts" * (stage.section in ("pairs", "evaluate"))
-            yield WARNS[f"budget{answered}"].format(
-                stage=stage.title,
-                step=ended["ended_at"],
-                total=ended["total"],
-                minutes=ended["minutes"],
-            )
-        if steps := finite(stage.summary.get("steps_left_out")):
-            yield WARNS["updates"].format(stage=stage.title, steps=steps)
-        if any(finite(stage.summary.get(key)) == 0 for key in HELD_OUT):
-            yield WARNS["held-out-none"].format(stage=stage.title)
-        if rows := finite(mapping(stage.summary.get("quarantine")).get("count")):
-            yield WARNS["rows"].format(stage=stage.title, rows=rows)
-
-
 def _conclusion_without_policy(journey: Journey) -> Conclusion:
     sft, reward, direct = (
         journey.stage("sft"),
@@ -447,7 +290,9 @@ def _conclusion_without_policy(journey: Journey) -> Conclusion:
         if accuracy := reward.estimate(key):
             bounds = _bounds(accuracy, percent)
             sentences.append(
-                SAYS["reward-model"].format(accuracy=_of(accuracy), pairs=pairs, interval=bounds),
+                SAYS["reward-model"].format(
+                    accuracy=share_in_words(accuracy), pairs=pairs, interval=bounds
+                ),
             )
             sentences += [SAYS["reward-unclear"]] if bounds and not side(accuracy, 0.5) else []
     if not direct.name:
@@ -455,7 +300,7 @@ def _conclusion_without_policy(journey: Journey) -> Conclusion:
             "open",
             "Before a policy is trained",
             [*sentences, SAYS["no-policy"]],
-            list(_doubts(journey)),
+            list(doubts(journey)),
         )
     sentences += _rounds(direct)
     method = short_method(direct)
@@ -467,7 +312,7 @@ def _conclusion_without_policy(journey: Journey) -> Conclusion:
         sentences.append(
             SAYS["direct"].format(
                 method=method,
-                accuracy=_of(accuracy),
+                accuracy=share_in_words(accuracy),
                 interval=_bounds(accuracy, percent),
             ),
         )
@@ -481,7 +326,7 @@ def _conclusion_without_policy(journey: Journey) -> Conclusion:
         tone,
         headline,
         [*sentences, SAYS["no-judge"]],
-        [*_alarms(direct), *_doubts(journey)],
+        [*alarms(direct), *doubts(journey)],
     )
 
 
@@ -498,11 +343,6 @@ def _rounds(stage: SubRun) -> Iterator[str]:
     ]
     if len(scores) > 1:
         yield SAYS["rounds-scores"].format(scores=", ".join(map(decimal, scores)))
-
-
-def few_updates(stage: str, updates: float) -> str:
-    """The warning that a training from rows has too few updates."""
-    return WARNS["few-updates"].format(stage=stage, updates=plural(updates, "update"))
 
 
 def _losses(stage: SubRun, name: str, method: str = "") -> list[str]:

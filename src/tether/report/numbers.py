@@ -92,6 +92,11 @@ def centre(value: Estimate, show: Show) -> str:
     )
 
 
+def share_in_words(share: Estimate) -> str:
+    """`74.2% of` or `2 of 2`, before the name of what is counted."""
+    return centre(share, percent) + ("" if few(share, percent) else " of")
+
+
 MOVED = (
     (0.1, "the answers are those of the start model"),
     (1.0, "the answers are nearly those of the start model"),

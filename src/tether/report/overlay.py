@@ -14,15 +14,8 @@ from tether.core.errors import ConfigError
 from tether.core.types import Facts, Json
 from tether.report import about, figures
 from tether.report.frame import HERE, fill_template, page_path, write_page
-from tether.report.narrative import (
-    Conclusion,
-    conclusion,
-    gold_gain,
-    heldout_gain,
-    loop_conclusion,
-    proxy_gain,
-    spent_kl,
-)
+from tether.report.gains import gold_gain, heldout_gain, proxy_gain, spent_kl
+from tether.report.narrative import Conclusion, conclusion, loop_conclusion
 from tether.report.numbers import bracketed, decimal, duration, percent, signed
 from tether.report.plotting import Plot
 from tether.report.reading import (

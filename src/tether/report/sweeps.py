@@ -22,7 +22,8 @@ from tether.report.evaluators import (
     figure_words,
     last_figures,
 )
-from tether.report.narrative import control_of, gold_gain, heldout_gain, proxy_gain, spent_kl
+from tether.report.gains import gold_gain, heldout_gain, proxy_gain, spent_kl
+from tether.report.narrative import control_of
 from tether.report.numbers import Show, decimal, percent, signed
 from tether.report.reading import (
     KINDS,

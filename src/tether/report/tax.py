@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from tether.report.evaluators import by_importance, figure_words, last_figures
-from tether.report.narrative import spent_kl
+from tether.report.gains import spent_kl
 from tether.report.numbers import bracketed, decimal, percent, signed
 from tether.report.reading import SubRun, printable
 from tether.report.sweeps import Measured, Sweep, is_ability, percentage_points

@@ -7,14 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from tether.core.types import Facts
-from tether.report.narrative import (
-    at_temperature,
-    control_of,
-    gold_gain,
-    heldout_gain,
-    proxy_gain,
-    spent_kl,
-)
+from tether.report.gains import gold_gain, heldout_gain, proxy_gain, spent_kl
+from tether.report.narrative import at_temperature, control_of
 from tether.report.numbers import (
     Show,
     bracketed,

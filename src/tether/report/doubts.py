@@ -1,0 +1,110 @@
+"""Warnings of a page: what a careful reader should doubt of a run's training, rows and judges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tether.report.gains import proxy_gain
+from tether.report.numbers import (
+    SENTENCES,
+    decimal,
+    has_interval,
+    percent,
+    plural,
+    share_in_words,
+    side,
+)
+from tether.report.reading import Journey, SubRun, finite, mapping, present, printable, trend_of
+from tether.report.wording import judge_doubts, wording_of_labels
+from tether.stats import Estimate
+
+WARNS = SENTENCES["warns"]
+ENOUGH_UPDATES = 10
+"""Of a method that learns from rows: fewer teach it next to nothing."""
+HELD_OUT = ("num_heldout", "num_heldout_pairs")
+"""Keys of the summaries of stages on rows: how many rows or pairs are held out."""
+LOPSIDED = 0.6
+"""Share of pairs whose longer side is preferred, above which the page mentions length; and the same
+for the shorter side.
+"""
+
+
+def distrust(policy: SubRun, gain: Estimate | None) -> Iterator[str]:
+    """Gold and proxy that part ways: no detector sees gold, so no alarm can say it."""
+    proxy = proxy_gain(policy)
+    points = present(policy.metrics, "gold/score")
+    if proxy and gain and side(proxy, 0) > 0 > side(gain, 0):
+        yield WARNS["proxy"].format(rise=decimal(proxy.value), fall=decimal(-gain.value))
+    elif len(points) >= 4:
+        peak_step, peak = max(points, key=lambda point: point[1])
+        first = points[0][1]
+        last = points[-1][1]
+        course = trend_of(
+            [row for row in policy.metrics if (finite(row.get("step")) or 0) >= peak_step],
+            "reward/proxy",
+        )
+        if peak - last > 0.25 * (peak - first) and course and course.last > course.first:
+            proxies = {"first_proxy": decimal(course.first), "last_proxy": decimal(course.last)}
+            yield WARNS["last-steps"].format(
+                step=peak_step,
+                peak=decimal(peak),
+                last=decimal(last),
+                **proxies,
+            )
+
+
+def alarms(policy: SubRun) -> Iterator[str]:
+    """The first alarm of each detector. Further down, the page lists all of them, with their
+    advice.
+    """
+    first = {
+        printable(alarm.get("detector"), 60): alarm
+        for alarm in reversed(policy.alarms)
+        if alarm.get("message")
+    }
+    for detector, alarm in reversed(first.items()):
+        message, advice = (printable(alarm.get(key), 400) for key in ("message", "advice"))
+        step = finite(alarm.get("step")) or 0.0
+        name = detector.replace("_", " ")
+        yield (
+            WARNS["alarm"].format(detector=name, step=step, message=message, advice=advice).strip()
+        )
+
+
+def doubts(journey: Journey) -> Iterator[str]:
+    """A reward model that is no better than a coin, a stage that hardly learned, and rows and
+    updates that it left out.
+    """
+    yield from judge_doubts(journey)
+    accuracy = journey.stage("reward").estimate("gold_accuracy")
+    if accuracy and has_interval(accuracy) and not side(accuracy, 0.5):
+        words = wording_of_labels(journey).sentence(WARNS["reward"])
+        yield words.format(accuracy=share_in_words(accuracy))
+    for stage in journey.stages:
+        made = finite(stage.summary.get("updates"))
+        if made and made < ENOUGH_UPDATES and "budget" not in stage.summary:
+            yield few_updates(stage.title, made)
+        longer = stage.estimate("longer_chosen")
+        words = WARNS.get(f"length-{stage.section}")
+        if longer and words and (side(longer, LOPSIDED) > 0 or side(longer, 1 - LOPSIDED) < 0):
+            share, which = max((longer.value, "longer"), (1 - longer.value, "shorter"))
+            yield words.format(stage=stage.title, which=which, share=percent(share))
+        if ended := mapping(stage.summary.get("budget")):
+            answered = "-prompts" * (stage.section in ("pairs", "evaluate"))
+            yield WARNS[f"budget{answered}"].format(
+                stage=stage.title,
+                step=ended["ended_at"],
+                total=ended["total"],
+                minutes=ended["minutes"],
+            )
+        if steps := finite(stage.summary.get("steps_left_out")):
+            yield WARNS["updates"].format(stage=stage.title, steps=steps)
+        if any(finite(stage.summary.get(key)) == 0 for key in HELD_OUT):
+            yield WARNS["held-out-none"].format(stage=stage.title)
+        if rows := finite(mapping(stage.summary.get("quarantine")).get("count")):
+            yield WARNS["rows"].format(stage=stage.title, rows=rows)
+
+
+def few_updates(stage: str, updates: float) -> str:
+    """The warning that a training from rows has too few updates."""
+    return WARNS["few-updates"].format(stage=stage, updates=plural(updates, "update"))
