@@ -15,7 +15,7 @@ https://arxiv.org/abs/2112.05682).
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -24,11 +24,15 @@ from torch.nn.functional import pad
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from tether.algorithms.autograd import AutogradContext
 from tether.core.errors import ModelError
 from tether.cpu.kernels import Ragged, attend, attend_back, library_for
 from tether.models.independence import agrees
 from tether.models.loading import plain_attention
 from tether.models.trunk import GROUPED, additive_mask
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 TILE = 64
 """Queries a tile for torch, and what the number of keys beside it is rounded up to, so that few
@@ -105,12 +109,18 @@ class Tiles:
         return Ragged(starts, (self._order + self.first)[chosen], masks.float())
 
 
+class _Context(AutogradContext, Protocol):
+    tiles: Tiles
+    scale: float
+    by_kernel: bool
+
+
 class _Grouped(torch.autograd.Function):
     """query (B·n, K, G, side, D) in tiles, key and value (B·S, K, D) -> like query."""
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: _Context,
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -131,7 +141,7 @@ class _Grouped(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Context, *grads: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value = ctx.saved_tensors
         if ctx.by_kernel:
             grad, *wide = attend_back(
@@ -261,7 +271,7 @@ UNLIKE_GROUPED = (
 )
 
 
-def pick_attention(attention: str, device: torch.device, model: Any) -> str:
+def pick_attention(attention: str, device: torch.device, model: PreTrainedModel) -> str:
     """`auto` on a CPU is our own grouped attention where the model's needs allow it, else eager; on
     an accelerator it is sdpa.
 
@@ -283,14 +293,14 @@ def pick_attention(attention: str, device: torch.device, model: Any) -> str:
 
 
 @torch.no_grad()
-def computes_alike(model: Any) -> bool:
+def computes_alike(model: PreTrainedModel) -> bool:
     """True if grouped attention gives this model the states of eager attention: compared on a few
     tokens, once a kind.
     """
     config = model.config.get_text_config()
     key = (model.dtype, config.to_json_string(use_diff=False))
     if key not in _ALIKE:
-        rows = model.get_input_embeddings().weight.shape[0]
+        rows = model.get_input_embeddings().get_parameter("weight").shape[0]
         ids = torch.randint(rows, (1, 9), generator=torch.Generator().manual_seed(0)).to(
             model.device,
         )
@@ -305,6 +315,6 @@ def computes_alike(model: Any) -> bool:
     return _ALIKE[key]
 
 
-_ALIKE: dict[Any, bool] = {}
+_ALIKE: dict[tuple[torch.dtype, str], bool] = {}
 ALL_ATTENTION_FUNCTIONS.register(GROUPED, grouped_attention)
 ALL_MASK_ATTENTION_FUNCTIONS.register(GROUPED, eager_mask)

@@ -11,9 +11,10 @@ results to rounding.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,7 +49,7 @@ ALLOCATING = ("decode", "attend", "attend_back")
 
 
 @cache
-def library() -> Any:
+def library() -> ctypes.CDLL | None:
     """The shared library; None where it cannot be had."""
     # torch's own threads, not a second set of them
     openmp = sorted(Path(torch.__file__).parent.glob("lib/libgomp*.so*"))[:1]
@@ -66,7 +67,7 @@ def library() -> Any:
     return loaded
 
 
-def _memory_sufficed(failed: int, function: Any, arguments: Any) -> None:
+def _memory_sufficed(failed: int, function: Callable[..., object], arguments: object) -> None:
     if failed:
         name = function.__name__.rpartition("_")[0]
         raise MemoryError(
@@ -75,12 +76,12 @@ def _memory_sufficed(failed: int, function: Any, arguments: Any) -> None:
         )
 
 
-def library_for(tensor: Tensor) -> Any:
+def library_for(tensor: Tensor) -> ctypes.CDLL | None:
     """The library, if it has kernels for such a tensor."""
     return library() if tensor.device.type == "cpu" and tensor.dtype in TYPES else None
 
 
-def _call(name: str, dtype: torch.dtype, *arguments: object) -> Any:
+def _call(name: str, dtype: torch.dtype, *arguments: object) -> int | None:
     """The function for this type; tensors are passed by their addresses, and live until it
     returns.
     """
@@ -92,7 +93,7 @@ def panel_width(weight: Tensor) -> int:
     """Outputs in a panel of `product`; 0 where there is no such kernel, or torch has a better
     one.
     """
-    return 0 if library_for(weight) is None else _call("panel_width", weight.dtype)
+    return 0 if library_for(weight) is None else _call("panel_width", weight.dtype) or 0
 
 
 def product(states: Tensor, panels: Tensor, bias: Tensor | None, columns: int) -> Tensor:

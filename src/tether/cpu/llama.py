@@ -9,7 +9,7 @@ after its states have been compared with its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from tether.cpu.kernels import add_norm, decode, gate, library_for, rotate
 from tether.cpu.products import Product, is_product, room_for_a_copy
 from tether.models.trunk import Role, has_adapters, layer_windows, setting
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
@@ -186,14 +189,14 @@ class LlamaDecoder:
         return add_norm(residual, delta, self.norm.weight, self.epsilon)
 
 
-def head_dim(config: Any) -> int:
+def head_dim(config: PretrainedConfig) -> int:
     """Numbers of one attention head."""
     return setting(config, "head_dim") or config.hidden_size // (
         setting(config, "num_attention_heads") or 1
     )
 
 
-def cache_bytes(config: Any, rows: int, places: int, element_size: int) -> int:
+def cache_bytes(config: PretrainedConfig, rows: int, places: int, element_size: int) -> int:
     """Keys and values of `rows` sequences; of a model without attention nothing."""
     config = config.get_text_config(decoder=True)
     unlike = setting(config, "is_heterogeneous")

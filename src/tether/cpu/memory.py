@@ -12,7 +12,6 @@ import resource
 import sys
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
@@ -27,7 +26,7 @@ GOOD_GLIBC = (2, 38)
 
 
 @cache
-def own_heap() -> Any:
+def own_heap() -> ctypes.CDLL | None:
     """The heap, in use for torch's tensors from the first call on; None where there is none.
 
     It needs Linux, a glibc before 2.38 and a C++ compiler. Settings of the user's (MALLOC_*

@@ -55,14 +55,14 @@ class Product:
         return self.compute(states)
 
 
-def _tensors(source: object, adapter: str | None) -> list[Tensor]:
+def _tensors(source: nn.Module, adapter: str | None) -> list[Tensor]:
     """Weight, bias, and the adapter's two matrices."""
     from peft.tuners.lora import Linear as LoraLinear
 
-    base = bare_layer(source)
-    tensors = [base.weight] if base.bias is None else [base.weight, base.bias]
+    tensors: list[Tensor] = [*bare_layer(source).parameters(recurse=False)]
     if isinstance(source, LoraLinear) and adapter is not None and adapter in source.lora_A:
-        tensors += [matrices[adapter].weight for matrices in (source.lora_A, source.lora_B)]
+        matrices = source.lora_A[adapter], source.lora_B[adapter]
+        tensors += [matrix.get_parameter("weight") for matrix in matrices]
     return tensors
 
 
@@ -167,7 +167,7 @@ def _laid_out(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]
     return lambda states: linear(states, weight, bias)
 
 
-def room_for_a_copy(model: Any) -> bool:
+def room_for_a_copy(model: nn.Module) -> bool:
     """Rearranged weights are a second copy; it may take a sixth of the machine's memory.
 
     The memory that is free decides nothing: a run beside other programs takes the products that it

@@ -10,9 +10,9 @@ slack, kernels' scratch space, the process itself) is added.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from tether.algorithms.autograd import AutogradContext
 from tether.cpu.attention import KERNEL_TILE
 from tether.cpu.kernels import SHARES
 from tether.data.batches import COMMON, TokenBatch, make_batch, padded_tokens
@@ -30,6 +31,11 @@ from tether.learner.local import LocalLearner
 from tether.models.loading import add_adapter
 from tether.settings.learner import OptimizerConfig
 from tether.settings.model import LoraConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from tether.models.trunk import Trunk
 
 FUSED, TILED = "tether_shapes_fused", "tether_shapes_tiled"
 """Attention functions of shapes alone, with the memory of a GPU's fused kernel and with that of our
@@ -50,19 +56,25 @@ class LiveBytes(TorchDispatchMode):
 
     def __init__(self, known: Iterable[Tensor] = ()) -> None:
         super().__init__()
-        self.known: Any = WeakIdKeyDictionary()
+        self.known = WeakIdKeyDictionary()
         self.current = self.peak = 0
         for tensor in known:
             self.known[tensor.untyped_storage()] = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: Iterable[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         output = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(output):
             if isinstance(tensor, Tensor):
                 self._count(tensor.untyped_storage())
         return output
 
-    def _count(self, storage: Any) -> None:
+    def _count(self, storage: torch.UntypedStorage) -> None:
         if storage in self.known:
             return
         size = storage.nbytes()
@@ -75,13 +87,17 @@ class LiveBytes(TorchDispatchMode):
         self.current -= size
 
 
+class _Context(AutogradContext, Protocol):
+    fused: bool
+
+
 class _ShapeAttention(torch.autograd.Function):
     """Keeps copies of queries, keys and values; fused: also the result and one number a query, and
     has no scores at all.
     """
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, fused: bool) -> Tensor:
+    def forward(ctx: _Context, query: Tensor, key: Tensor, value: Tensor, fused: bool) -> Tensor:
         rows, heads, time, _ = query.shape
         # a fused kernel writes the heads of a token side by side, as the next product reads them
         out = (
@@ -100,7 +116,7 @@ class _ShapeAttention(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Context, *grads: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value = ctx.saved_tensors[:3]
         # in float32: the gradients of keys and values, and every tile's share of them, if causal
         if not ctx.fused:
@@ -147,7 +163,7 @@ def shape_model(config: object, dtype: torch.dtype, attention: str) -> Any:
     return model.eval().requires_grad_(False)
 
 
-def shape_adapter(model: nn.Module, name: str, lora: LoraConfig) -> Any:
+def shape_adapter(model: Trunk, name: str, lora: LoraConfig) -> Any:
     """The same with an adapter."""
     with torch.device("meta"):
         return add_adapter(model, name, lora)
@@ -182,7 +198,9 @@ def shape_batch(
     return make_batch(sequences, 0, capacity=capacity, document_tokens=document_tokens).to("meta")
 
 
-def measure_pass(model: Any, passed: Callable[[], Any], *, extra: Iterable[Tensor] = ()) -> int:
+def measure_pass(
+    model: nn.Module, passed: Callable[[], object], *, extra: Iterable[Tensor] = ()
+) -> int:
     """The most bytes alive at once, beside weights and `extra`, while a function runs over shapes."""
     with LiveBytes([*model.parameters(), *model.buffers(), *extra]) as live:
         passed()
@@ -216,7 +234,7 @@ def weight_bytes(tensors: Iterable[Tensor]) -> int:
     return sum({id(t.untyped_storage()): t.untyped_storage().nbytes() for t in tensors}.values())
 
 
-def held_bytes(model: Any, quantize: str | None) -> int:
+def held_bytes(model: PreTrainedModel, quantize: str | None) -> int:
     """Bytes of a model's weights as they are held; in 4 bits with room for one layer as it is used,
     in 16.
     """

@@ -168,7 +168,7 @@ class Ranks:
         """Values of all ranks, in their order."""
         if self.size == 1:
             return [value]
-        values: list[Any] = [None] * self.size
+        values = [value] * self.size
         self.together(lambda: dist.all_gather_object(values, value))
         return values
 
@@ -424,8 +424,10 @@ class SharedEngine:
         prompts: Sequence[Prompt],
         sampling: Sampling,
         *,
+        num_samples: int = 1,
+        seed: int = 0,
         ordinals: Sequence[int] | None = None,
-        **how: Any,
+        progress: Callable[[int], None] | None = None,
     ) -> list[RolloutGroup]:
         places = range(len(prompts)) if ordinals is None else ordinals
 
@@ -433,8 +435,10 @@ class SharedEngine:
             return self.engine.generate(
                 [p for p, _ in mine],
                 sampling,
+                num_samples=num_samples,
+                seed=seed,
                 ordinals=[place for _, place in mine],
-                **how,
+                progress=progress,
             )
 
         return [*self.ranks.spread(sample, list(zip(prompts, places, strict=True)))]
@@ -467,7 +471,7 @@ class FirstEngine:
         self,
         prompts: Sequence[Prompt],
         sampling: Sampling,
-        **how: Any,
+        **how: object,
     ) -> list[RolloutGroup]:
         return self.ranks.once(lambda: self.engine.generate(prompts, sampling, **how))
 
@@ -475,7 +479,7 @@ class FirstEngine:
         self,
         prompts: Sequence[Prompt],
         sampling: Sampling,
-        **how: Any,
+        **how: object,
     ) -> Callable[[], list[RolloutGroup]]:
         """Ask for samples with the weights of now; what comes back waits for them, on all ranks at
         once.

@@ -21,18 +21,20 @@ from tether.core.rundir import read_json
 from tether.models.carried import MergedChange, carry, factors_of, fold_in, scale_carried
 from tether.models.precision import cast
 from tether.models.sources import check_model_source
+from tether.models.trunk import Role, without_adapters
 from tether.settings.model import ADAPTER_FILE, TINY, ModelConfig
 from tether.settings.reading import build
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    Loaded = tuple[Any, PreTrainedTokenizerBase, str]
+    """Model, tokenizer and the name of the source."""
 
 logger = logging.getLogger(__name__)
 WEIGHTS = "adapter_model.safetensors"
 APART = 1e-3
 """Share of the largest logit that no rounding in float32 explains."""
-Load = Callable[[ModelConfig, torch.dtype], tuple[Any, Any, str]]
-"""From settings and a type to model, tokenizer and the name of the source."""
 
 
 def holds_adapter(folder: Path) -> bool:
@@ -42,11 +44,11 @@ def holds_adapter(folder: Path) -> bool:
 
 @torch.no_grad()
 def load_merged(
-    load: Load,
+    load: Callable[[ModelConfig, torch.dtype], Loaded],
     config: ModelConfig,
     folder: Path,
     dtype: torch.dtype,
-) -> tuple[Any, Any, str]:
+) -> Loaded:
     """The base of an adapter's folder, with the adapter merged in float32: (model, tokenizer,
     name). Its `change` is what was merged, as far as layers can carry that.
 
@@ -134,7 +136,7 @@ def base_of(config: ModelConfig, folder: Path) -> Iterator[ModelConfig]:
             raise ModelError(str(error).replace(str(place), config.source)) from error
 
 
-def _merged(model: PreTrainedModel, folder: Path) -> Any:
+def _merged(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     from peft import PeftConfig, PeftModel, get_peft_model_state_dict
 
     try:
@@ -148,7 +150,7 @@ def _merged(model: PreTrainedModel, folder: Path) -> Any:
                 "the base as it is",
             )
         kind = PeftConfig.from_pretrained(str(folder))
-        adapted: Any = PeftModel.from_pretrained(model, str(folder), autocast_adapter_dtype=False)
+        adapted = PeftModel.from_pretrained(model, str(folder), autocast_adapter_dtype=False)
         if not hasattr(adapted.base_model, "merge_and_unload"):
             raise ValueError(
                 f"an adapter of the kind {kind.peft_type} cannot be merged into weights",
@@ -163,7 +165,7 @@ def _merged(model: PreTrainedModel, folder: Path) -> Any:
             )
         expected = _probe(adapted)
         change = MergedChange(factors_of(adapted, "default"), torch.float32)
-        tied = _untie(adapted.get_base_model())
+        tied = _untie(without_adapters(adapted))
         scale_carried(adapted, "default")
         merged = fold_in(adapted.merge_and_unload(safe_merge=True))
         if tied:
@@ -180,39 +182,39 @@ def _merged(model: PreTrainedModel, folder: Path) -> Any:
             "Give an adapter that can be merged, or a whole model.",
         ) from error
     vars(merged).pop("peft_config", None)
-    merged.change = change
+    vars(merged)["change"] = change
     return merged
 
 
-def _probe(model: PreTrainedModel) -> torch.Tensor:
+def _probe(model: nn.Module) -> torch.Tensor:
     """Logits of a few tokens."""
     ids = torch.arange(8, device=next(model.parameters()).device)[None]
     return model.eval()(input_ids=ids).logits
 
 
-def _untie(model: Any) -> bool:
+def _untie(model: PreTrainedModel) -> bool:
     """Give the output layer a weight of its own where it shares the embedding's: an adapter may
     change one of the two alone.
     """
     shared = {id(weight) for weight in model.get_input_embeddings().parameters()}
     layers = [
         layer
-        for layer in model.get_output_embeddings().modules()
+        for layer in Role(model).output_layer.modules()
         if id(vars(layer)["_parameters"].get("weight")) in shared
     ]
     for layer in layers:
-        layer.weight = nn.Parameter(layer.weight.clone(), requires_grad=False)
+        layer.weight = nn.Parameter(layer.get_parameter("weight").clone(), requires_grad=False)
     return bool(layers)
 
 
-def _tie(model: Any) -> None:
+def _tie(model: PreTrainedModel) -> None:
     """Let the output layer share the embedding's weight again, or say in the configuration that
     they differ now.
     """
-    embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
-    same = torch.equal(embedding.weight, output.weight)
+    shared, output = model.get_input_embeddings().get_parameter("weight"), Role(model).output_layer
+    same = torch.equal(shared, output.weight)
     if same:
-        output.weight = embedding.weight
+        output.weight = shared
     else:
         model.all_tied_weights_keys = {}
     # peft writes it, too

@@ -5,19 +5,23 @@ refused, what differs is named.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
 
 from tether.core.errors import ModelError, one_line
 from tether.models.independence import agrees
 from tether.models.trunk import Role
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from tether.models.trunk import Trunk
+
 OTHER = "Choose another model"
 
 
-def check_architecture(source: str, model: Any) -> None:
+def check_architecture(source: str, model: PreTrainedModel) -> None:
     """Run a few tokens, and compare what a role reads with what the model itself returns.
 
     Raises:
@@ -75,7 +79,7 @@ def _logits(role: Role) -> tuple[torch.Tensor, torch.Tensor]:
     return first, second
 
 
-def differences(model: nn.Module) -> Iterator[str]:
+def differences(model: Trunk) -> Iterator[str]:
     """One sentence for each thing that is done otherwise with this architecture than with most."""
     proven, kind = Role(model).independence, type(model).__name__
     if not proven.packing:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,8 +14,11 @@ from tether.core.errors import ModelError
 from tether.models.carried import lengths, matrices
 from tether.models.heads import ScalarHead
 from tether.models.loading import add_adapter
-from tether.models.trunk import Role, has_adapters
+from tether.models.trunk import Role
 from tether.settings.model import LoraConfig
+
+if TYPE_CHECKING:
+    from peft.tuners.lora import LoraLayer
 
 
 @torch.no_grad()
@@ -37,6 +40,8 @@ def average_roles(roles: Sequence[Role], name: str, lora: LoraConfig) -> Role:
         ModelError: the mean of DoRA's factors is 0 for an output, which leaves no adapter of this
             kind.
     """
+    from peft.tuners.lora import LoraLayer
+
     first, count = roles[0], len(roles)
     wide = {
         "rank": lora.rank * count,
@@ -45,12 +50,12 @@ def average_roles(roles: Sequence[Role], name: str, lora: LoraConfig) -> Role:
     model = add_adapter(first.model, name, lora.model_copy(update=wide), scores=True)
     members = [str(role.adapter) for role in roles]
     for layer in model.modules():
-        if has_adapters(layer) and name in matrices(layer):
+        if isinstance(layer, LoraLayer) and name in matrices(layer):
             _average_layer(layer, members, name)
     return Role(model, name, _average_heads(roles))
 
 
-def _average_layer(layer: Any, members: Sequence[str], name: str) -> None:
+def _average_layer(layer: LoraLayer, members: Sequence[str], name: str) -> None:
     """Fill in the adapter `name` of a layer: A has the members' rows, B their columns."""
     factors = matrices(layer)
     downs, ups = ([factors[member][place] for member in members] for place in (0, 1))
@@ -58,7 +63,8 @@ def _average_layer(layer: Any, members: Sequence[str], name: str) -> None:
     if layer.use_dora[name]:
         scales = torch.stack(
             [
-                layer.lora_magnitude_vector[one].weight.float().flatten() / lengths(layer, one)
+                layer.lora_magnitude_vector[one].get_parameter("weight").float().flatten()
+                / lengths(layer, one)
                 for one in members
             ],
         )
@@ -68,7 +74,7 @@ def _average_layer(layer: Any, members: Sequence[str], name: str) -> None:
     down.copy_(torch.cat(downs, 0))
     up.copy_(torch.cat(ups, 1))
     if mean is not None:
-        magnitude = layer.lora_magnitude_vector[name].weight
+        magnitude = layer.lora_magnitude_vector[name].get_parameter("weight")
         magnitude.copy_((mean * lengths(layer, name)).view_as(magnitude))
         if not all(tensor.isfinite().all() for tensor in (up, magnitude)):
             raise ModelError(

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from safetensors import safe_open
@@ -29,7 +29,13 @@ from tether.core.errors import ModelError, one_line
 from tether.core.rundir import read_json, write_json
 from tether.models.one_rounding import product_with_change
 from tether.models.targets import bare_layer, takes_adapter
+from tether.models.trunk import TrunkT, without_adapters
 from tether.settings.model import ADAPTER_FILE
+
+if TYPE_CHECKING:
+    from peft.tuners.lora import LoraLayer
+
+    from tether.models.trunk import Trunk
 
 _SETS = ("target_modules", "exclude_modules", "modules_to_save")
 MERGED_ADAPTER, ADAPTER_WEIGHTS = "merged_adapter", "adapter_model.safetensors"
@@ -50,21 +56,36 @@ class MergedChange:
     stored: torch.dtype
 
 
-def carriers(model: nn.Module) -> Iterator[tuple[str, Any]]:
+class Carrier(nn.Module):
+    """A layer that carries a change."""
+
+    weight: Tensor
+    bias: Tensor | None
+    carried_down: Tensor
+    carried_up: Tensor
+
+
+def _carries(layer: nn.Module) -> TypeGuard[Carrier]:
+    return hasattr(layer, DOWN)
+
+
+def carriers(model: Trunk) -> Iterator[tuple[str, Carrier]]:
     """The layers that carry a change, by the names that they have without adapters."""
-    for name, module in _bare(model).named_modules():
-        if hasattr(module, DOWN):
+    for name, module in without_adapters(model).named_modules():
+        if _carries(module):
             yield name.replace(".base_layer", ""), module
 
 
-def change_of(layer: Any) -> Tensor | None:
+def change_of(layer: nn.Module) -> Tensor | None:
     """The change that a layer carries, in the shape of its weight, float32; None without one."""
-    if not hasattr(layer, DOWN):
-        return None
+    return _carried(layer) if _carries(layer) else None
+
+
+def _carried(layer: Carrier) -> Tensor:
     return _product(layer, layer.carried_down, layer.carried_up)
 
 
-def factors_of(model: nn.Module, adapter: str | None = None) -> Factors:
+def factors_of(model: Trunk, adapter: str | None = None) -> Factors:
     """Factors of the changes that layers carry, stacked with those of an adapter of peft.
 
     The adapter's part covers only the layers that can carry it.
@@ -94,24 +115,24 @@ def stacked(first: Factors, second: Factors) -> Factors:
     return both
 
 
-def _adapted(model: nn.Module, adapter: str | None) -> list[tuple[str, Any]]:
+def _adapted(model: Trunk, adapter: str | None) -> list[tuple[str, Any]]:
     """The layers on which peft has put this adapter, by their names without it."""
     from peft.tuners.lora import LoraLayer
 
     return [
         (name, layer)
-        for name, layer in _bare(model).named_modules()
+        for name, layer in without_adapters(model).named_modules()
         if isinstance(layer, LoraLayer) and adapter in layer.scaling
     ]
 
 
-def carries_all(model: nn.Module, adapter: str | None) -> bool:
+def carries_all(model: Trunk, adapter: str | None) -> bool:
     """True if layers carry a change, and every layer with an adapter can carry the adapter's."""
     able = all(_can_carry(model, *pair, adapter) for pair in _adapted(model, adapter))
     return able and any(carriers(model))
 
 
-def _can_carry(model: nn.Module, name: str, layer: nn.Module, adapter: str | None) -> bool:
+def _can_carry(model: Trunk, name: str, layer: nn.Module, adapter: str | None) -> bool:
     """True if a layer can carry an adapter: the whole change is a product of two matrices, added to
     the layer's output.
 
@@ -124,31 +145,32 @@ def _can_carry(model: nn.Module, name: str, layer: nn.Module, adapter: str | Non
         isinstance(layer, LoraLinear)
         and adapter not in layer.lora_variant
         and not layer.lora_bias.get(str(adapter))
-        and layer is not _bare(model).get_output_embeddings()
-        and takes_adapter(_bare(model), name, layer.get_base_layer())
+        and layer is not without_adapters(model).get_output_embeddings()
+        and takes_adapter(without_adapters(model), name, layer.get_base_layer())
     )
 
 
 @torch.no_grad()
-def carry(model: Any, change: MergedChange) -> None:
+def carry(model: Trunk, change: MergedChange) -> None:
     """Take a change out of the weights that it was merged into, and let the layers carry it."""
     for name, factors in change.factors.items():
-        layer = _bare(model).get_submodule(name)
-        down, up = (factor.to(layer.weight.device) for factor in factors)
-        rest = layer.weight.float() - _product(layer, down, up)
-        layer.weight.copy_(rest.to(change.stored))
+        layer = without_adapters(model).get_submodule(name)
+        weight = layer.get_parameter("weight")
+        down, up = (factor.to(weight.device) for factor in factors)
+        rest = weight.float() - _product(layer, down, up)
+        weight.copy_(rest.to(change.stored))
         _hold(layer, down.to(model.dtype), up.to(model.dtype))
 
 
 @torch.no_grad()
-def fold_in(model: nn.Module) -> Any:
+def fold_in(model: TrunkT) -> TrunkT:
     """Add to the weights what their layers carry, in the weights' own type. Returns the model."""
     for _, layer in list(carriers(model)):
-        layer.weight.copy_(layer.weight.float() + change_of(layer))
+        layer.weight.copy_(layer.weight.float() + _carried(layer))
     return drop(model)
 
 
-def drop(model: nn.Module) -> Any:
+def drop(model: TrunkT) -> TrunkT:
     """Let go of what layers carry. Returns the model."""
     for _, layer in list(carriers(model)):
         del layer.forward, layer.carried_down, layer.carried_up
@@ -222,7 +244,7 @@ def settle(model: Any, adapter: str | None, rounding: Rounding | None = None) ->
 
 
 @torch.no_grad()
-def scale_carried(model: nn.Module, adapter: str) -> None:
+def scale_carried(model: Trunk, adapter: str) -> None:
     """Prepare for the merge of a DoRA adapter: what a layer carries is scaled as its outputs are.
 
     DoRA multiplies each output by a learned length over the length that W + s B A has.
@@ -235,18 +257,21 @@ def scale_carried(model: nn.Module, adapter: str) -> None:
             base.carried_up.copy_(base.carried_up.float() * factor[:, None])
 
 
-def matrices(layer: Any) -> dict[str, tuple[Tensor, Tensor]]:
+def matrices(layer: LoraLayer) -> Mapping[str, tuple[Tensor, Tensor]]:
     """A and B of every adapter of a linear layer, a convolution or an embedding, by the adapters'
     names.
     """
-    linear = {name: (layer.lora_A[name].weight, layer.lora_B[name].weight) for name in layer.lora_A}
+    linear = {
+        name: (part.get_parameter("weight"), layer.lora_B[name].get_parameter("weight"))
+        for name, part in layer.lora_A.items()
+    }
     return linear | {
         name: (layer.lora_embedding_A[name], layer.lora_embedding_B[name])
         for name in layer.lora_embedding_A
     }
 
 
-def lengths(layer: Any, adapter: str) -> Tensor:
+def lengths(layer: LoraLayer, adapter: str) -> Tensor:
     """Each output's length in W + s B A, (outputs,) float32: the divisor of DoRA."""
     from peft.utils.integrations import dequantize_module_weight
     from transformers.pytorch_utils import Conv1D
@@ -259,34 +284,34 @@ def lengths(layer: Any, adapter: str) -> Tensor:
     return (weight + layer.scaling[adapter] * up @ down).norm(dim=1)
 
 
-def hand_over(layer: Any, other: Any) -> None:
+def hand_over(layer: nn.Module, other: nn.Module) -> None:
     """Let `other`, which takes the place of a layer, carry what that carries."""
-    if hasattr(layer, DOWN):
+    if _carries(layer):
         _hold(other, layer.carried_down, layer.carried_up)
 
 
-def base_weights(model: nn.Module) -> dict[str, Tensor]:
+def base_weights(model: Trunk) -> dict[str, Tensor]:
     """A model's own weights by name, without what layers carry and without adapters."""
     return {
         name.replace(".base_layer.", "."): tensor
-        for name, tensor in _bare(model).state_dict().items()
+        for name, tensor in without_adapters(model).state_dict().items()
         if not name.endswith((DOWN, UP)) and ".lora_" not in name
     }
 
 
 @torch.no_grad()
-def merged_weights(model: nn.Module) -> dict[str, Tensor]:
+def merged_weights(model: Trunk) -> dict[str, Tensor]:
     """The weights by name with what layers carry, rounded to the weights' own type."""
     weights = base_weights(model)
     for name, layer in carriers(model):
-        whole = layer.weight.float() + change_of(layer)
+        whole = layer.weight.float() + _carried(layer)
         weights[f"{name}.weight"] = whole.to(layer.weight.dtype)
     return weights
 
 
 @torch.no_grad()
 def rounding_of(
-    model: nn.Module,
+    model: Trunk,
     factors: Factors,
     dtype: torch.dtype,
     others: Rounding | None = None,
@@ -299,9 +324,9 @@ def rounding_of(
     """
     rounding = Rounding(dtype) if others is None else others
     for name, (down, up) in factors.items():
-        layer = bare_layer(_bare(model).get_submodule(name))
-        carried = change_of(layer)
-        merged = layer.weight if carried is None else layer.weight + carried
+        layer = bare_layer(without_adapters(model).get_submodule(name))
+        weight, carried = layer.get_parameter("weight"), change_of(layer)
+        merged = weight if carried is None else weight + carried
         rounding.add(_product(layer, down, up), merged)
     return rounding
 
@@ -365,11 +390,6 @@ PREFIX = "base_model.model."
 """Of a layer's name in peft's files."""
 
 
-def _bare(model: Any) -> Any:
-    """The transformers model, without peft's wrapper."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
 def _product(layer: nn.Module, down: Tensor, up: Tensor) -> Tensor:
     """B A in the shape of a layer's weight, float32."""
     from transformers.pytorch_utils import Conv1D
@@ -380,14 +400,15 @@ def _product(layer: nn.Module, down: Tensor, up: Tensor) -> Tensor:
     return change
 
 
-def _hold(layer: Any, down: Tensor, up: Tensor) -> None:
+def _hold(layer: nn.Module, down: Tensor, up: Tensor) -> None:
     """Let a layer carry B A, in place of what it carries."""
     layer.forward = MethodType(_forward, layer)
-    layer.register_buffer(DOWN, down.to(layer.weight.device))
-    layer.register_buffer(UP, up.to(layer.weight.device))
+    device = layer.get_parameter("weight").device
+    layer.register_buffer(DOWN, down.to(device))
+    layer.register_buffer(UP, up.to(device))
 
 
-def _forward(layer: Any, states: Tensor) -> Tensor:
+def _forward(layer: Carrier, states: Tensor) -> Tensor:
     """W x + B A x, rounded once, and so is its gradient (models.one_rounding). Layers in 4 bits
     round W x before.
     """

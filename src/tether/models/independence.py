@@ -8,9 +8,8 @@ texts with equal results.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -90,7 +89,10 @@ class _Trial:
         self.run, self.device = run, device
         self.same = SAME.get(dtype, 2e-2)
         generator = torch.Generator().manual_seed(0)
-        draw: Any = lambda count: torch.randint(vocabulary, (count,), generator=generator)  # noqa: E731
+
+        def draw(count: int) -> Tensor:
+            return torch.randint(vocabulary, (count,), generator=generator)
+
         self.long, self.other, self.short = draw(9), draw(9), draw(7)
         self.answer, self.reply, self.another = draw(4), draw(4), draw(4)
         self.alone_short = self._states(self.short, range(7))
@@ -99,7 +101,7 @@ class _Trial:
     def _states(
         self,
         ids: Tensor,
-        positions: Any,
+        positions: Iterable[int],
         visible: Tensor | None = None,
         masks: bool = False,
     ) -> Tensor:
@@ -186,7 +188,7 @@ def relative_difference(states: Tensor, expected: Tensor) -> Tensor:
     return (states - expected).norm(dim=-1) / expected.norm(dim=-1).clamp(min=1e-12)
 
 
-def windows(values: Facts) -> Iterator[tuple[str, Any]]:
+def windows(values: Facts) -> Iterator[tuple[str, object]]:
     """Settings of a configuration by which attention reaches a number of places: a mask from
     outside would overrule them.
     """

@@ -39,7 +39,10 @@ from tether.models.trunk import Role
 from tether.settings.model import TINY, LoraConfig, ModelConfig
 
 if TYPE_CHECKING:
+    from peft import PeftConfig, PeftModel
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from tether.models.trunk import Trunk
 
 logger = logging.getLogger(__name__)
 
@@ -130,10 +133,8 @@ def load_model(config: ModelConfig, *, seed: int = 0, on_host: bool = False) -> 
         model.set_experts_implementation("eager")
     model.recompute = config.recompute
     speech = read_speech(source)
-    stop_ids, rows = (
-        _stop_ids(config, tokenizer, model, speech),
-        model.get_input_embeddings().weight.shape[0],
-    )
+    stop_ids = _stop_ids(config, tokenizer, model.generation_config, speech)
+    rows = Role(model).vocabulary
     if not stop_ids:
         raise ModelError(
             f"{source}: the tokenizer has no EOS token, so no response could ever "
@@ -225,24 +226,20 @@ def _check_template(source: str, tokenizer: PreTrainedTokenizerBase, template: s
 
 def _stop_ids(
     config: ModelConfig,
-    tokenizer: Any,
-    model: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    generation_config: object,
     speech: Speech | None,
 ) -> tuple[int, ...]:
     if config.stop_tokens:
-        ids = [tokenizer.convert_tokens_to_ids(token) for token in config.stop_tokens]
-        unknown = [
-            t
-            for t, i in zip(config.stop_tokens, ids, strict=True)
-            if i is None or i == tokenizer.unk_token_id
-        ]
+        ids, none = tokenizer.get_vocab(), tokenizer.unk_token_id
+        unknown = [token for token in config.stop_tokens if ids.get(token, none) == none]
         if unknown:
             raise ModelError(
                 f"model.stop_tokens: the tokenizer of {config.source} does not know {unknown}. "
                 "Take tokens that it has.",
             )
-        return tuple(ids)
-    return tuple(speech["stop_ids"]) if speech else eos_ids(tokenizer, model.generation_config)
+        return tuple(ids[token] for token in config.stop_tokens)
+    return tuple(speech["stop_ids"]) if speech else eos_ids(tokenizer, generation_config)
 
 
 def pick_device(device: str) -> torch.device:
@@ -323,7 +320,7 @@ def keep_on_host(model: PreTrainedModel, device: torch.device) -> Any:
 
 
 def add_adapter(
-    model: Any,
+    model: Trunk,
     name: str,
     lora: LoraConfig,
     *,
@@ -360,7 +357,7 @@ def add_adapter(
     return with_dtype_of_base(model, name)
 
 
-def with_adapter(model: Any, name: str, settings: Any) -> Any:
+def with_adapter(model: Any, name: str, settings: PeftConfig) -> PeftModel:
     """`model` with one more adapter called `name`, as peft makes it from its own `settings`."""
     from peft import PeftModel, get_peft_model
 
@@ -376,7 +373,7 @@ def with_adapter(model: Any, name: str, settings: Any) -> Any:
     return model
 
 
-def with_dtype_of_base(model: Any, adapter: str) -> Any:
+def with_dtype_of_base(model: PeftModel, adapter: str) -> PeftModel:
     """`model` in evaluation mode, its adapter in the dtype of its layer's weights."""
     for name, parameter in model.named_parameters():
         if f".{adapter}." in name:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tether.algorithms.token_batch import TokenBatch
 from tether.models.trunk import Role, forwards, has_adapters, setting
+
+if TYPE_CHECKING:
+    from peft.tuners.tuners_utils import BaseTunerLayer
 
 GATED = {"mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"}
 """Modules of a layer that treats every token by itself, in Llama and its kin. Experts are left out.
@@ -67,11 +70,15 @@ def _depth_below(role: Role, adapters: set[str | None]) -> int:
 
 
 @contextmanager
-def _only_at(layers: Sequence[Any], positions: Tensor) -> Iterator[None]:
+def _only_at(layers: Sequence[nn.Module], positions: Tensor) -> Iterator[None]:
     """Run with the gated feed-forward part of these layers, the larger one, at flat `positions`
     alone: nothing else is read.
     """
-    parts = [layer.mlp for layer in layers if dict(layer.named_modules()).keys() >= GATED]
+    parts = [
+        layer.get_submodule("mlp")
+        for layer in layers
+        if dict(layer.named_modules()).keys() >= GATED
+    ]
 
     def narrowed(forward: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         def run(states: Tensor) -> Tensor:
@@ -88,5 +95,5 @@ def _only_at(layers: Sequence[Any], positions: Tensor) -> Iterator[None]:
         yield
 
 
-def _adapters_of(layer: Any) -> list[str]:
+def _adapters_of(layer: BaseTunerLayer) -> list[str]:
     return [name for kind in layer.adapter_layer_names for name in getattr(layer, kind)]

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tether.core.rundir import read_json, write_json
 from tether.core.types import Json
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 SENTENCEPIECE = "tokenizer.model"
 """A tokenizer's model that converters to other formats look for; transformers 5 saves
@@ -27,7 +30,7 @@ OWN_NAMES = {"gpt_neox": {"rope_theta": "rotary_emb_base", "partial_rotary_facto
 """Names of a family's settings in transformers 4, besides the common names."""
 
 
-def write_for_older_readers(folder: Path, tokenizer: Any) -> None:
+def write_for_older_readers(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     """Add to a saved model what transformers 4 and converters read in place of newer names and
     files.
     """

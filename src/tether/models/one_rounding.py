@@ -9,10 +9,10 @@ the same kind, with the matrices in reverse.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
+
+from tether.algorithms.autograd import AutogradContext
 
 
 def product_with_change(states: Tensor, weight: Tensor, down: Tensor, up: Tensor) -> Tensor:
@@ -41,13 +41,15 @@ def rounded_once(rows: Tensor, weight: Tensor, down: Tensor, up: Tensor) -> Tens
 
 class _ProductWithChange(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, states: Tensor, weight: Tensor, down: Tensor, up: Tensor) -> Tensor:
+    def forward(
+        ctx: AutogradContext, states: Tensor, weight: Tensor, down: Tensor, up: Tensor
+    ) -> Tensor:
         ctx.save_for_backward(states if weight.requires_grad else None, weight, down, up)
         whole = rounded_once(states.flatten(0, -2), weight, down, up)
         return whole.view(*states.shape[:-1], -1)
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: AutogradContext, slope: Tensor) -> tuple[Tensor | None, ...]:
         states, weight, down, up = ctx.saved_tensors
         rows = slope.flatten(0, -2)
         before = own = None

@@ -10,21 +10,26 @@ from __future__ import annotations
 
 import copy
 import re
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from tether.models.trunk import TrunkT, without_adapters
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @torch.no_grad()
-def cast(model: Any, dtype: torch.dtype) -> Any:
+def cast(model: TrunkT, dtype: torch.dtype) -> TrunkT:
     """`model` as `from_pretrained(dtype=dtype)` holds it: the types of its tensors, and the numbers
     in buffers that are computed.
 
     Adapters take `dtype`. Tensors are replaced in place, and stay on their devices. Returns the
     model.
     """
-    causal = model.get_base_model() if hasattr(model, "get_base_model") else model
+    causal = without_adapters(model)
     made, always = _made(causal, dtype), _kept_in_float32(causal, dtype)
     own = {id(tensor): name.replace(".base_layer.", ".") for name, tensor in _tensors(causal)}
     for module in model.modules():
@@ -49,7 +54,7 @@ def cast(model: Any, dtype: torch.dtype) -> Any:
     return model
 
 
-def _made(causal: Any, dtype: torch.dtype) -> dict[str, Tensor]:
+def _made(causal: PreTrainedModel, dtype: torch.dtype) -> dict[str, Tensor]:
     """Parameters (without memory) and buffers by name, as the library makes such a model in
     `dtype`.
     """
@@ -60,11 +65,11 @@ def _made(causal: Any, dtype: torch.dtype) -> dict[str, Tensor]:
         return dict(_tensors(type(causal)._from_config(config, dtype=dtype)))
 
 
-def _tensors(model: Any) -> list[tuple[str, Tensor]]:
+def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
     return [*model.named_parameters(), *model.named_buffers()]
 
 
-def _kept_in_float32(causal: Any, dtype: torch.dtype) -> re.Pattern[str] | None:
+def _kept_in_float32(causal: PreTrainedModel, dtype: torch.dtype) -> re.Pattern[str] | None:
     """The names of weights that the library's class keeps in float32; some of them it keeps beside
     float16 alone.
     """

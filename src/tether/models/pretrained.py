@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -31,6 +31,11 @@ from tether.models.carried import read_change
 from tether.models.packaged import PACKAGES, cache_folder, cached, fetch_package
 from tether.models.trunk import setting
 from tether.settings.model import PACKAGE_PREFIX, TINY, ModelConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from tether.models.adapter_folders import Loaded
 
 logger = logging.getLogger(__name__)
 
@@ -153,7 +158,7 @@ class _RefusalError(ValueError):
         self.advice = advice
 
 
-def from_pretrained(kind: str, config: ModelConfig, dtype: torch.dtype) -> tuple[Any, Any, str]:
+def from_pretrained(kind: str, config: ModelConfig, dtype: torch.dtype) -> Loaded:
     """Model and tokenizer of what `config` names, as the library's `kind` in `HEADS`, and what to
     call it.
 
@@ -212,7 +217,7 @@ def from_pretrained(kind: str, config: ModelConfig, dtype: torch.dtype) -> tuple
     return model, tokenizer, source
 
 
-def check_model_folder(kind: str, config: ModelConfig) -> Any:
+def check_model_folder(kind: str, config: ModelConfig) -> PreTrainedTokenizerBase:
     """The tokenizer of a model's folder, after all checks that need no weights; of an adapter also
     those of its base.
 
@@ -242,7 +247,11 @@ def _one_sentence(kind: str, source: str) -> Iterator[None]:
         ) from error
 
 
-def _checked(kind: str, folder: str, config: ModelConfig) -> tuple[Any, Json, str | None]:
+def _checked(
+    kind: str,
+    folder: str,
+    config: ModelConfig,
+) -> tuple[PreTrainedTokenizerBase, Json, str | None]:
     """The tokenizer, the options of every call, and how the weights were stored."""
     from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
 
@@ -260,7 +269,7 @@ def _checked(kind: str, folder: str, config: ModelConfig) -> tuple[Any, Json, st
     return AutoTokenizer.from_pretrained(folder, **trust), trust, bits
 
 
-def tokenizer_of(source: str) -> Any:
+def tokenizer_of(source: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a model source, without the model.
 
     Raises:
@@ -282,7 +291,7 @@ def tokenizer_of(source: str) -> Any:
         ) from error
 
 
-def same_tokens(first: Any, second: Any) -> bool:
+def same_tokens(first: PreTrainedTokenizerBase, second: Any) -> bool:
     """True if two tokenizers give the same ids to the same texts."""
     sample = 'Two  words, 3.5 and\n\n人: "é" — done.'
     return (

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
@@ -21,10 +22,14 @@ from tether.models.carried import hand_over
 from tether.models.pretrained import quiet
 from tether.models.trunk import Role, setting
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+LayerT = TypeVar("LayerT", bound=nn.Module)
 LIBRARY = "bitsandbytes"
 
 
-def bitsandbytes(option: str) -> Any:
+def bitsandbytes(option: str) -> ModuleType:
     """bitsandbytes, which `option` needs.
 
     Raises:
@@ -34,7 +39,7 @@ def bitsandbytes(option: str) -> Any:
     return importlib.import_module(LIBRARY)
 
 
-def quantize(model: Any, device: torch.device) -> Any:
+def quantize(model: Any, device: torch.device) -> PreTrainedModel:
     """Hold the decoder's linear layers in NF4, and move the model to `device`, layer by layer.
     Returns the model.
 
@@ -130,7 +135,10 @@ def dequantized(role: Role) -> Role:
     return Role(model, adapter, role.head.cpu() if role.head is not None else None)
 
 
-def _linears(decoder: nn.Module, kind: type[nn.Module]) -> Iterator[tuple[nn.Module, str, Any]]:
+def _linears(
+    decoder: nn.Module,
+    kind: type[LayerT],
+) -> Iterator[tuple[nn.Module, str, LayerT]]:
     """(parent, name, layer) of every layer that is of this very class."""
     for parent in list(decoder.modules()):
         for name, layer in list(parent.named_children()):

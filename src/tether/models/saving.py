@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import TYPE_CHECKING, TypedDict, cast
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -34,6 +34,12 @@ from tether.models.pretrained import quiet
 from tether.models.quantized import is_quantized
 from tether.models.trunk import Role
 from tether.settings.model import TINY
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel
+
+    from tether.models.trunk import Trunk
 
 
 class RoleDescription(TypedDict):
@@ -331,7 +337,7 @@ LOADING = threading.Lock()
 """transformers changes torch for all threads while it makes a model."""
 
 
-def refill_model(model: Any, folder: Path) -> None:
+def refill_model(model: PreTrainedModel, folder: Path) -> None:
     """Give a whole model the weights of the one saved in `folder`, which has the same shape.
 
     Raises:
@@ -342,7 +348,7 @@ def refill_model(model: Any, folder: Path) -> None:
         model.load_state_dict({**model.state_dict(), **stored.state_dict()})
 
 
-def attach_adapter(model: nn.Module, folder: Path, name: str) -> Any:
+def attach_adapter(model: Trunk, folder: Path, name: str) -> PeftModel:
     """`model` with the saved adapter of `folder` on it, called `name`, frozen, in the model's
     dtype.
 

@@ -9,17 +9,20 @@ the same order.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from tether.core.errors import ModelError
 from tether.models.trunk import Role
 
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
-def shard_layers(model: Any, mesh: DeviceMesh) -> Any:
+
+def shard_layers(model: Any, mesh: DeviceMesh) -> nn.Module:
     """The same model with its decoder layers cut over the processes of `mesh`; gradients of their
     weights are summed over these.
 
@@ -28,33 +31,33 @@ def shard_layers(model: Any, mesh: DeviceMesh) -> Any:
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    layers: list[Any] = Role(model).decoder_layers
+    layers = Role(model).decoder_layers
     if not layers:
         raise ModelError(
             f"learner.shard cuts a decoder's `layers`, and {type(model).__name__} "
             "has none: leave learner.shard out",
         )
     for layer in layers:
-        fully_shard(
+        part = fully_shard(
             layer,
             mesh=mesh,
             reshard_after_forward=True,
             mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32),
         )
-        layer.set_gradient_divide_factor(1.0)  # denominators are those of the whole step
-        layer.set_force_sum_reduction_for_comms(True)  # gloo knows no other
+        part.set_gradient_divide_factor(1.0)  # denominators are those of the whole step
+        part.set_force_sum_reduction_for_comms(True)  # gloo knows no other
     model.sharded = True
     return model
 
 
-def local(tensor: Any) -> Tensor:
+def local(tensor: Tensor) -> Tensor:
     """The part of a tensor that this process holds, sharing its memory; the tensor itself where it
     is whole.
     """
     return tensor.to_local() if is_cut(tensor) else tensor
 
 
-def is_cut(tensor: Tensor) -> bool:
+def is_cut(tensor: Tensor) -> TypeGuard[DTensor]:
     """True if other processes hold parts of a tensor."""
     from torch.distributed.tensor import DTensor
 
@@ -78,7 +81,7 @@ def distributed(part: Tensor, like: Tensor) -> Tensor:
     )
 
 
-def gathered(tensor: Any) -> Tensor:
+def gathered(tensor: Tensor) -> Tensor:
     """A tensor whole on every process; all of them must ask."""
     return tensor.full_tensor() if is_cut(tensor) else tensor
 

@@ -8,12 +8,15 @@ in `tether_encoding.json`, which tether reads when it loads the folder.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from tether.core.errors import ModelError
 from tether.core.rundir import read_json, write_json
 from tether.core.types import Facts, Json
 from tether.models.trunk import setting
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 SPEECH = "tether_encoding.json"
 FORMAT = 1
@@ -27,16 +30,21 @@ class Speech(TypedDict):
     dtype: str
 
 
-def eos_ids(tokenizer: Any, generation_config: Any) -> tuple[int, ...]:
+def eos_ids(tokenizer: PreTrainedTokenizerBase, generation_config: object) -> tuple[int, ...]:
     """The ids that end a response: the tokenizer's EOS first, then those that the model
     declares.
     """
     declared = setting(generation_config, "eos_token_id")
     ids = [tokenizer.eos_token_id, *([declared] if isinstance(declared, int) else declared or [])]
-    return tuple(dict.fromkeys(i for i in ids if i is not None))
+    return tuple(dict.fromkeys(i for i in ids if isinstance(i, int)))
 
 
-def declare_ends(model: Any, tokenizer: Any, stop_ids: tuple[int, ...], template: Any) -> None:
+def declare_ends(
+    model: PreTrainedModel,
+    tokenizer: Any,
+    stop_ids: tuple[int, ...],
+    template: object,
+) -> None:
     """Write the ids that end a turn where other programs read them: generation_config, config, and
     the tokenizer's EOS.
 

@@ -8,7 +8,7 @@ import difflib
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -16,6 +16,9 @@ from tether.core.errors import ModelError
 from tether.core.once import once
 from tether.models.trunk import Role, has_adapters, setting
 from tether.settings.model import LoraConfig
+
+if TYPE_CHECKING:
+    from tether.models.trunk import Trunk
 
 logger = logging.getLogger(__name__)
 READ_BESIDE = ("dt_proj", "classifier")
@@ -30,7 +33,7 @@ ATTENTION_INPUTS = (
 )
 
 
-def target_names(model: nn.Module, lora: LoraConfig, *, scores: bool = False) -> list[str]:
+def target_names(model: Trunk, lora: LoraConfig, *, scores: bool = False) -> list[str]:
     """Ends of the names of the layers that get an adapter, in peft's terms. The output layer is
     never among them.
 
@@ -88,13 +91,11 @@ def kept_layers(config: object, lora: LoraConfig) -> list[int] | None:
     )
 
 
-def _check(model: nn.Module, targets: Sequence[str], last_layers: int | None, scores: bool) -> None:
-    causal = Role(model).causal_model
+def _check(model: Trunk, targets: Sequence[str], last_layers: int | None, scores: bool) -> None:
+    role = Role(model)
+    causal = role.causal_model
     layers, kind = _layers(causal), type(causal).__name__
-    output, embedding = (
-        bare_layer(module)
-        for module in (causal.get_output_embeddings(), causal.get_input_embeddings())
-    )
+    output, embedding = map(bare_layer, (role.output_layer, causal.get_input_embeddings()))
     for target in targets:
         matches = {
             name: layer
@@ -126,7 +127,7 @@ def _check(model: nn.Module, targets: Sequence[str], last_layers: int | None, sc
                 f"lora.targets: {target!r} is the output layer, whose weight the losses read "
                 "without an adapter. Leave it out, or train the whole model (lora = false).",
             )
-        tied = output is not None and embedding is not None and embedding.weight is output.weight
+        tied = embedding.weight is output.weight
         if tied and not scores and any(layer is embedding for layer in matches.values()):
             raise ModelError(
                 f"lora.targets: {target!r} is also the output layer of this model (tied weights). "
@@ -147,7 +148,7 @@ def _is_linear(layer: nn.Module) -> bool:
     return isinstance(layer, nn.Linear | Conv1D)
 
 
-def takes_adapter(model: Any, name: str, layer: Any) -> bool:
+def takes_adapter(model: Trunk, name: str, layer: nn.Module) -> bool:
     """True if peft can put an adapter on a layer, and the model passes its states through the
     layer.
 
@@ -169,7 +170,7 @@ def takes_adapter(model: Any, name: str, layer: Any) -> bool:
     )
 
 
-def _layers(root: nn.Module) -> Mapping[str, Any]:
+def _layers(root: nn.Module) -> Mapping[str, nn.Module]:
     """The modules as they were before any adapter, by name."""
     parts = {
         name: module
@@ -179,9 +180,9 @@ def _layers(root: nn.Module) -> Mapping[str, Any]:
     return {name: bare_layer(module) for name, module in parts.items()}
 
 
-def bare_layer(module: Any) -> Any:
+def bare_layer(module: nn.Module) -> nn.Module:
     """A layer without peft's adapters around it."""
-    return module.get_base_layer() if module is not None and has_adapters(module) else module
+    return module.get_base_layer() if has_adapters(module) else module
 
 
 def _end(name: str) -> str:

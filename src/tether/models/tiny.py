@@ -4,9 +4,12 @@ download.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% "
@@ -17,7 +20,7 @@ NUL, NO_BYTE = "Ā", "<|nul|>"
 """The byte 0 as byte-level tokenizers write it, and the special token that has its place."""
 
 
-def tiny_tokenizer() -> Any:
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
     """Bytes, and special tokens; pad and EOS differ.
 
     No token is the byte 0: readers refuse texts that hold one, and a random model would write them.

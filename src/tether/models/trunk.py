@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,12 +26,20 @@ from tether.models.heads import ScalarHead
 from tether.models.independence import Independence, prove_independence, windows
 from tether.models.unpacked import unpacked
 
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from transformers import PretrainedConfig, PreTrainedModel
+
+    Trunk = PreTrainedModel | PeftModel
+
 DOCUMENT_TOKENS = 1024
+TrunkT = TypeVar("TrunkT", bound="Trunk")
 GROUPED = "tether_grouped"
 """The name under which transformers' models find cpu.attention, which is not loaded here."""
 SOFT_CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 """Names that families give to the soft cap of their logits."""
-_PROVEN: dict[Any, Independence] = {}
+_PROVEN: dict[tuple[object, ...], Independence] = {}
 """Results proven of a configuration under an attention function, in a type, on a kind of device."""
 
 
@@ -42,7 +50,7 @@ def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros_like(visible, dtype=dtype).masked_fill_(~visible, torch.finfo(dtype).min)
 
 
-def setting(config: Any, name: str) -> Any:
+def setting(config: object, name: str) -> Any:
     """A value of a model's config, of unlike layers the largest; None where its family has no such
     setting.
     """
@@ -50,12 +58,12 @@ def setting(config: Any, name: str) -> Any:
         return getattr(config, name, None)
     except RuntimeError:  # by which transformers says that layers differ
         return max(
-            filter(None, (setting(layer, name) for layer in config.per_layer_config)),
+            filter(None, (setting(layer, name) for layer in setting(config, "per_layer_config"))),
             default=None,
         )
 
 
-def context_length(config: Any) -> int:
+def context_length(config: object) -> int:
     """Number of tokens that a decoder has positions for; 2**31 if its configuration names no
     number.
 
@@ -71,14 +79,23 @@ def context_length(config: Any) -> int:
     return int(length * factor) if kind in ("linear", "dynamic", "yarn") else int(length)
 
 
-def has_adapters(layer: nn.Module) -> bool:
+def has_adapters(layer: nn.Module) -> TypeGuard[BaseTunerLayer]:
     """True if peft has put adapters on this layer."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     return isinstance(layer, BaseTunerLayer)
 
 
-def layer_windows(config: Any) -> list[int | None]:
+def without_adapters(model: Trunk) -> PreTrainedModel:
+    """The transformers model, without peft's wrapper."""
+    from peft import PeftModel
+
+    if isinstance(model, PeftModel):
+        return cast("PreTrainedModel", model.get_base_model())
+    return model
+
+
+def layer_windows(config: PretrainedConfig) -> list[int | None]:
     """Number of the last places that each layer of a decoder attends to; None means all of them."""
     window = setting(config, "sliding_window")
     kinds = setting(config, "layer_types") or ["full_attention"] * config.num_hidden_layers
@@ -93,7 +110,7 @@ class Role:
     model: Any
     adapter: str | None = None
     head: ScalarHead | None = None
-    _layers: list[Any] = field(default_factory=list, repr=False)
+    _layers: list[BaseTunerLayer] = field(default_factory=list, repr=False)
     _kept_apart: tuple[str, Independence] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -109,10 +126,10 @@ class Role:
     @cached_property
     def causal_model(self) -> Any:
         """The transformers model, without peft's wrapper."""
-        return self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+        return without_adapters(self.model)
 
     @cached_property
-    def config(self) -> Any:
+    def config(self) -> PretrainedConfig:
         """The settings of the language model, as transformers has them."""
         return self.causal_model.config.get_text_config()
 
@@ -146,12 +163,17 @@ class Role:
     @property
     def width(self) -> int:
         """Numbers of a last hidden state, which the output layer reads."""
-        return self.causal_model.get_output_embeddings().weight.shape[1]
+        return self.output_layer.weight.shape[1]
+
+    @property
+    def output_layer(self) -> nn.Linear:
+        """The layer that turns states into logits."""
+        return self.causal_model.get_output_embeddings()
 
     @property
     def attention(self) -> str:
         """The name of its attention function."""
-        return self.config._attn_implementation
+        return str(self.config._attn_implementation)
 
     @property
     def independence(self) -> Independence:
@@ -331,7 +353,7 @@ class Role:
                 **places,
             ).last_hidden_state
 
-    def _recomputed(self, forward: Callable[..., object]) -> Callable[..., Any]:
+    def _recomputed(self, forward: Callable[..., object]) -> Callable[..., object]:
         """A layer that keeps its input alone for the backward pass (activation checkpointing,
         https://arxiv.org/abs/1604.06174).
 
@@ -339,7 +361,7 @@ class Role:
         recomputing routes again.
         """
 
-        def again(*args: object, **kwargs: object) -> Any:
+        def again(*args: object, **kwargs: object) -> object:
             self.activate()
             return forward(*args, **kwargs)
 
@@ -369,7 +391,7 @@ class Role:
         Args:
             padded: of all the output layer's rows, including rows without a token.
         """
-        head, softcap = self.causal_model.get_output_embeddings(), self._softcap
+        head, softcap = self.output_layer, self._softcap
         weight, bias = head.weight, head.bias
         if not padded and self.num_tokens < len(weight):
             weight, bias = (
@@ -390,7 +412,7 @@ class Role:
 
         `head` is a copy of the model's output layer to use in its place.
         """
-        logits = (head or self.causal_model.get_output_embeddings())(hidden)
+        logits = (head or self.output_layer)(hidden)
         logits = logits[..., : self.num_tokens]
         if self._logit_scale != 1.0:
             logits = logits * self._logit_scale
@@ -407,9 +429,7 @@ class Role:
 
         Padding rows are never sampled, and get no probability when a text is scored.
         """
-        return setting(self.causal_model, "num_tokens") or len(
-            self.causal_model.get_output_embeddings().weight,
-        )
+        return setting(self.causal_model, "num_tokens") or len(self.output_layer.weight)
 
     @property
     def _softcap(self) -> float | None:
@@ -455,7 +475,7 @@ def _interrupt(*args: object, **kwargs: object) -> NoReturn:
 @contextmanager
 def forwards(
     modules: Sequence[nn.Module],
-    wrap: Callable[[Callable[..., Any]], Callable[..., object]],
+    wrap: Callable[[Callable[..., Tensor]], Callable[..., object]],
 ) -> Iterator[None]:
     """Run with every module's forward wrapped; afterwards all of them are as they were."""
     before = [vars(module).get("forward") for module in modules]

@@ -7,9 +7,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from tether.core.types import Alarm, Json, Rollout, Score
+from tether.core.types import Alarm, Json, JsonValue, Rollout, Score
 from tether.monitoring.detectors import DETECTORS, STILL_KL, Facts, View, enough
 from tether.monitoring.texts import (
     Text,
@@ -172,7 +171,7 @@ class Watch:
             "highest_rate": self.highest_rate,
         }
 
-    def load_state(self, values: Mapping[str, Any]) -> None:
+    def load_state(self, values: Mapping[str, JsonValue]) -> None:
         """Go on where `state` was taken."""
         self.baseline: list[Facts] = list(values["baseline"])
         self.recent: list[Facts] = list(values["recent"])

@@ -9,13 +9,15 @@ Ray places, names and restarts; it moves no tensors. A program runs under an act
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 # which Ray takes by itself only for a cluster of this machine
@@ -30,6 +32,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from tether.core.errors import ConfigError, RunError
 from tether.servers.launch import end_group, free_port, start_bound
 
+T = TypeVar("T")
 Resources = Mapping[str, float]
 """Needs of a program on one machine, in Ray's words: CPU, GPU, memory, or names of the cluster's
 own.
@@ -54,7 +57,7 @@ class Host:
     """The actor: runs one program on the machine where Ray has put it."""
 
     def __init__(self) -> None:
-        self.process: subprocess.Popen[Any] | None = None
+        self.process: subprocess.Popen[bytes] | None = None
 
     def place(self) -> tuple[str, int]:
         """This machine's address in the cluster, and a port that is free there."""
@@ -124,7 +127,7 @@ class RayLauncher:
                 f"{_needed(self.needs)}; free now: {free}",
             )
         self.hosts: dict[str, Any] = {}
-        self.ends: dict[str, Any] = {}
+        self.ends: dict[str, ray.ObjectRef[int]] = {}
         """Pending exit statuses of started programs."""
 
     def place(self, name: str) -> tuple[str, int]:
@@ -197,7 +200,7 @@ class RayLauncher:
         )
         return host.remote()
 
-    def _get(self, answer: Any, name: str, limit: float = PLACED) -> Any:
+    def _get(self, answer: ray.ObjectRef[T], name: str, limit: float = PLACED) -> T:
         """Raises: OSError: the actor is gone or does not answer; Ray starts it again, so this may
         be tried again.
         """
@@ -218,14 +221,15 @@ def connect(address: str | None) -> None:
     """
     if ray.is_initialized():
         return
-    how: dict[str, Any] = {
-        "namespace": NAMESPACE,
-        "logging_level": "ERROR",
-        **({} if address else {"log_to_driver": False}),
-    }
+    join = partial(
+        ray.init,
+        namespace=NAMESPACE,
+        logging_level=logging.ERROR,
+        log_to_driver=None if address else False,
+    )
     try:
         try:
-            ray.init(address or "auto", **how)
+            join(address or "auto")
         except ConnectionError:
             if address is not None:
                 raise
@@ -234,7 +238,7 @@ def connect(address: str | None) -> None:
                 if sys.platform == "linux"
                 else {}
             )
-            ray.init("local", **own, **how)  # not the one that a file of a cluster long gone names
+            join("local", **own)  # not the one that a file of a cluster long gone names
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
         where = address or "this machine"
         raise ConfigError(

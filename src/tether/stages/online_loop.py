@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 from tether.core.budget import BUDGET, time_limit
 from tether.core.errors import DataError, RewardError
@@ -27,7 +27,7 @@ from tether.core.watchdog import Watchdog
 from tether.data.chat import ChatEncoder
 from tether.learner.checkpoint import Checkpoints
 from tether.learner.local import LocalLearner
-from tether.learner.loop import draws_schedule, endless, go_on_within, replayable
+from tether.learner.loop import Progress, draws_schedule, endless, go_on_within, replayable
 from tether.settings.policy import SampledConfig
 from tether.stages.rollouts import Experience, Step
 from tether.stages.token_numbers import token_rows
@@ -75,7 +75,7 @@ def train(
     on_step: Callable[[int, dict[str, float]], dict[str, float]] | None = None,
     monitor: Monitor | None = None,
     ended: Callable[[], bool] | None = None,
-    progress: Callable[[int, int, Any], None] | None = None,
+    progress: Progress | None = None,
 ) -> Json:
     """Train, or go on training, in `run`; the summary.
 

@@ -8,7 +8,6 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -163,7 +162,7 @@ def role_digest(role: Role) -> str:
     """The digest of the weights that a role runs; without an adapter that of the bare model, with
     any other adapters on it.
     """
-    weights: dict[str, Any] = role.causal_model.state_dict()
+    weights = role.causal_model.state_dict()
     own = {
         name.replace(".base_layer.", "."): tensor
         for name, tensor in weights.items()

@@ -35,6 +35,7 @@ from tether.settings.learner import SupervisedConfig
 HEADLINE = "loss", "accuracy"
 """Figures of an evaluation that are shown beside an update's metrics."""
 Micro = TypeVar("Micro")
+Row = TypeVar("Row")
 Row_contra = TypeVar("Row_contra", contravariant=True)
 
 
@@ -71,7 +72,7 @@ class Objective(Protocol[Row_contra]):
 
 
 def accumulate(
-    update: Update[Any],
+    update: Update[Micro],
     ranks: Ranks,
     learner: LocalLearner | None = None,
 ) -> tuple[float, list[list[float]]]:
@@ -82,7 +83,7 @@ def accumulate(
     share. The host reads the numbers of all its micro-batches together, after the last.
     """
 
-    def pass_through(micro: object) -> dict[str, Tensor]:
+    def pass_through(micro: Micro) -> dict[str, Tensor]:
         loss, measured = update.loss(micro)
         if learner is not None:
             learner.backward(loss)
@@ -93,9 +94,9 @@ def accumulate(
 
 
 def make_step(
-    objective: Objective[Any],
+    objective: Objective[Row],
     learner: LocalLearner,
-    rows: Sequence[object],
+    rows: Sequence[Row],
 ) -> dict[str, float]:
     """One optimizer step over the rows."""
     update = objective.update(rows)
@@ -105,13 +106,13 @@ def make_step(
 
 
 @torch.no_grad()
-def measure(update: Update[Any], ranks: Ranks) -> dict[str, float]:
+def measure(update: Update[Micro], ranks: Ranks) -> dict[str, float]:
     """Loss and metrics of an update that is not made."""
     loss, measured = accumulate(update, ranks)
     return {"loss": loss, **update.metrics(measured)}
 
 
-def heldout(objective: Objective[Any], rows: Sequence[object]) -> Json:
+def heldout(objective: Objective[Row], rows: Sequence[Row]) -> Json:
     """The evaluation on held-out rows, if there are any, as a summary has it."""
     if not rows:
         return {}
@@ -251,7 +252,7 @@ class SupervisedLoop:
         objective.role.train_mode(False)
         return self
 
-    def _update(self, rows: list[Any], number: int) -> dict[str, float]:
+    def _update(self, rows: Sequence[object], number: int) -> dict[str, float]:
         """A step whose torch generators start from seed and number; afterwards they have their old
         states again.
         """

@@ -7,7 +7,6 @@ import importlib.util
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -100,7 +99,7 @@ class Bar:
         """Show the present work; before the first step and after the last it replaces the numbers."""
         self.forecast.part(self.screen.now, done, total)
         self.what = f"{what}, {done} of {total} …" if total else f"{what} …"
-        self._show(note="  ".join([*self.notes.values(), f"[dim]{self.what}[/]"]))
+        self._show("  ".join([*self.notes.values(), f"[dim]{self.what}[/]"]))
 
     def left(self) -> str:
         """The time that is left, in a few characters."""
@@ -157,11 +156,11 @@ class Bar:
                 f"processes use this machine.{advice}",
             )
 
-    def _show(self, **fields: Any) -> None:
-        self.screen.progress.update(self.task, **fields)
+    def _show(self, note: str, done: int | None = None, total: int | None = None) -> None:
+        self.screen.progress.update(self.task, completed=done, total=total, note=note)
         self.screen.tick()
 
-    def __call__(self, done: int, total: int, metrics: Any) -> None:
+    def __call__(self, done: int, total: int, metrics: Mapping[str, float]) -> None:
         self.screen.worked, first = True, not self.forecast.pace.count
         before = self.forecast.expected
         self.forecast.step(self.screen.now, done, total, metrics.get("time/step"))
@@ -190,7 +189,7 @@ class Bar:
             {key: text.format(metrics[key]) for key, text in SHOWN if metrics.get(key) is not None},
         )
         self.what = ""
-        self._show(completed=done, total=total, note="  ".join(self.notes.values()))
+        self._show("  ".join(self.notes.values()), done, total)
         if self.screen.on_step is not None:
             self.screen.on_step(self.phase, done, dict(metrics))
 

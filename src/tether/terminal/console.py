@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterable
-from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -50,7 +49,7 @@ def log_to_terminal() -> None:
     """Write warnings and errors of tether's log to standard error, as their messages are, secrets
     left out.
     """
-    log: Any = logging.getLogger("tether")
+    log = logging.getLogger("tether")
     if not any(isinstance(handler.formatter, _Shown) for handler in log.handlers):
         handler = _ToStandardError(logging.WARNING)
         handler.setFormatter(_Shown("%(message)s"))

@@ -106,7 +106,12 @@ class Wandb:
         warning: the level of an alert.
     """
 
-    def __init__(self, run: Any, table: Callable[[Sequence[Json]], Any], warning: Any) -> None:
+    def __init__(
+        self,
+        run: Any,
+        table: Callable[[Sequence[Json]], object],
+        warning: object,
+    ) -> None:
         self.run, self.table, self.warning, self.id = run, table, warning, run.id
 
     def log(self, metrics: Mapping[str, float], step: int, at: float) -> None:
