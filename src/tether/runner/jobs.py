@@ -118,6 +118,14 @@ def with_parts(jobs: Iterable[Job]) -> list[Job]:
     return [each for job in jobs for each in (*job.parts, job)]
 
 
+def by_recipe(jobs: Iterable[Job]) -> list[list[Job]]:
+    """The jobs of each recipe, in their order; a sweep has a recipe for each combination."""
+    groups: dict[int, list[Job]] = {}
+    for job in jobs:
+        groups.setdefault(id(job.recipe), []).append(job)
+    return [*groups.values()]
+
+
 def before(job: Job, jobs: Sequence[Job]) -> list[Job]:
     """The jobs on which a job depends, directly or through others, in their order."""
     needs, chosen = {*job.needs}, list[Job]()

@@ -35,7 +35,7 @@ from tether.runner.budgets import Budgets, reopen
 from tether.runner.by_device import by_device
 from tether.runner.folder import check_base
 from tether.runner.former import going_on, note_former, with_former_defaults
-from tether.runner.jobs import Job, expand, sweep_table, variants
+from tether.runner.jobs import Job, by_recipe, expand, sweep_table, variants
 from tether.runner.ranks.restarts import watched, watches
 from tether.runner.ranks.start import is_other, placement_of, together
 from tether.runner.totals import compared_in, write_totals
@@ -94,8 +94,7 @@ def run_recipe(
     ):
         if slots:
             return run_at_once(recipe, names, slots, progress)
-        for identity in dict.fromkeys(map(id, (job.recipe for job in jobs))):
-            own = [job for job in jobs if id(job.recipe) == identity]
+        for own in by_recipe(jobs):
             budgets = Budgets(own, price, clock, began)
             for job in own:
                 with limited_by(budgets.limit(job)):
