@@ -1,6 +1,7 @@
 """The command line as a stranger meets it: exit codes, one clear message, never a traceback."""
 
 import io
+import itertools
 import json
 import os
 import platform
@@ -551,6 +552,19 @@ def test_help_is_in_panels_and_h_is_understood_everywhere(here):
         assert code == 0 and "Usage" in text and "<bool>" not in text
     visible = {name for name, command in get_command(app).commands.items() if not command.hidden}
     assert visible == set(" ".join(PANELS.values()).split())
+
+
+@pytest.mark.parametrize("command", [[], ["prefs"], ["data"]])
+def test_lists_of_commands_break_lines_where_the_panel_ends(here, monkeypatch, command):
+    """The first word of a line would not have fitted at the end of the line before it."""
+    monkeypatch.setenv("COLUMNS", "80")
+    _, _, commands = here(*command, "-h")[1].rpartition("Options ─")
+    cells = [line[2:78] for line in commands.splitlines() if line.startswith("│")]
+    cells = cells[next(n for n, cell in enumerate(cells) if "Show this message" in cell) + 1 :]
+    assert cells
+    for before, after in itertools.pairwise(cells):
+        if after.startswith(" "):
+            assert len(f"{before.rstrip()} {after.split()[0]}") > 76, (before, after)
 
 
 def test_the_shell_completes_recipes_and_stages(monkeypatch, project):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import inspect
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -40,7 +41,14 @@ class _FlagsWithoutType:
 
 
 class _Command(_FlagsWithoutType, TyperCommand):
-    pass
+    """Breaks the lines of its help where the terminal ends, and not where the docstring does."""
+
+    def __init__(self, *names: Any, **words: Any) -> None:
+        paragraphs = inspect.cleandoc(words["help"] or "").split("\n\n")
+        flowing = [" ".join(paragraph.split()) for paragraph in paragraphs]
+        words["help"] = "\n\n".join(flowing)
+        words["short_help"] = words["short_help"] or flowing[0]
+        super().__init__(*names, **words)
 
 
 class _Group(_FlagsWithoutType, TyperGroup):
