@@ -15,6 +15,9 @@ from typer.testing import CliRunner
 from tether.cli import app
 from tether.core.errors import ConfigError
 from tether.core.rundir import read_json
+from tether.report.narrative import proxy_gain
+from tether.report.numbers import signed
+from tether.report.reading import read_sub_run
 from tether.runner.jobs import expand, sweep_table
 from tether.settings.reading import build
 from tether.settings.recipe import Recipe
@@ -196,3 +199,6 @@ def test_a_sweep_of_two_keys_and_two_seeds_killed_twice_goes_on_to_the_bit(tmp_p
     assert "<h1>Sweep over grpo.kl.coefficient</h1>" in page and "report.html" in words
     assert again.exit_code == 0 and "finished already, nothing to do" in words
     assert "Folders of the combinations" in words and "tether chat" not in words
+    runs = [read_sub_run(whole / "run" / "sweep" / place / "grpo", []) for place in PLACES[:2]]
+    gains = [proxy_gain(policy).value for policy in runs]
+    assert f" │ 2 │ {signed(sum(gains) / 2)} " in words

@@ -266,7 +266,7 @@ def _stages(
     from tether.runner.ranks.start import is_other
     from tether.runner.run import run_recipe
     from tether.runner.start import start_run
-    from tether.terminal.results import show_next, show_run, show_stage, to_judge
+    from tether.terminal.results import show_next, show_run, show_stage, show_sweep, to_judge
 
     if is_other():
         run_recipe(config, chosen)
@@ -277,7 +277,7 @@ def _stages(
     left = [name for name in config.stages if config.repeat or name in unfinished]
     if not set(chosen) & set(left):
         point_to(console, f"{root}", FINISHED)
-    if config.sweep is not None:
+    elif config.sweep is not None:
         _show_jobs(console, config, chosen)
         console.print("The times below are for one combination.", highlight=False)
     try:
@@ -291,7 +291,7 @@ def _stages(
             raise
         raise RunError(f"out of memory: {wanting}. {_smaller(config, chosen)}") from error
     if config.sweep is not None:
-        _show_jobs(console, config, chosen)
+        show_sweep(console, root)
         point_to(console, "Folders of the combinations, each with its own report", root / "sweep")
         point_to(console, "Report on all runs", page)
         return

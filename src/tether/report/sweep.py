@@ -47,21 +47,33 @@ class Aloud(NamedTuple):
     rows: Sequence[Row]
 
 
+class SweepBrief(NamedTuple):
+    """A sweep in the terminal: its verdict, and a row a setting with its first numbers."""
+
+    verdict: Conclusion | None
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str]
+
+
+def sweep_brief(sweep: Sweep) -> SweepBrief:
+    """The same verdict and means as on the page."""
+    measures, _ = _worded(sweep)
+    gain, kl = _gain_and_kl(measures)
+    columns, rows = _table(sweep, measures[:FIRST])
+    return SweepBrief(_verdict(sweep, gain, kl), columns, rows, _notes(sweep))
+
+
 def sweep_page(sweep: Sweep) -> str:
     """The text of the page."""
-    wording = wording_of_all(member.journey for member in sweep.members)
+    measures, wording = _worded(sweep)
     judge = wording.label("gold")
-    measures = [
-        replace(one, name=_named(one.name, sweep, wording), short=_named(one.short, sweep, wording))
-        for one in measures_of(sweep)
-    ]
-    by_key = {one.key: one for one in measures}
-    gain = next((by_key[key] for key in GAINS if key in by_key), None)
+    gain, kl = _gain_and_kl(measures)
     start = gain.greatest if gain else 0
     answers = packed_answers(sweep, judge)
     stages = [replace(member.policy, name=member.label) for member in sweep.members]
     drawn = {
-        "frontier": frontier(sweep, gain, by_key["kl"]) if gain and "kl" in by_key else [],
+        "frontier": frontier(sweep, gain, kl) if gain and kl else [],
         "settings": [
             plot
             for number, one in enumerate(measures)
@@ -82,7 +94,7 @@ def sweep_page(sweep: Sweep) -> str:
             for (key, order), value in zip(sweep.keys.items(), values, strict=True)
         ],
         start=start,
-        verdict=_verdict(sweep, gain, by_key.get("kl")),
+        verdict=_verdict(sweep, gain, kl),
         views=[
             SettingView(
                 sweep.title(setting),
@@ -107,6 +119,23 @@ def sweep_page(sweep: Sweep) -> str:
         rollouts=packed_rollouts(stages, MOST_ROLLOUTS),
         stages=STAGES_PAGE if (sweep.path / STAGES_PAGE).is_file() else "",
     )
+
+
+def _worded(sweep: Sweep) -> tuple[list[Measured], Wording]:
+    """The numbers of a sweep under the names that people read, and the words for its judge."""
+    wording = wording_of_all(member.journey for member in sweep.members)
+    measures = [
+        replace(one, name=_named(one.name, sweep, wording), short=_named(one.short, sweep, wording))
+        for one in measures_of(sweep)
+    ]
+    return measures, wording
+
+
+def _gain_and_kl(measures: Sequence[Measured]) -> tuple[Measured | None, Measured | None]:
+    """The first gain that was measured, and the KL that it took."""
+    by_key = {one.key: one for one in measures}
+    gain = next((by_key[key] for key in GAINS if key in by_key), None)
+    return gain, by_key.get("kl")
 
 
 def _named(name: str, sweep: Sweep, wording: Wording) -> str:

@@ -299,8 +299,13 @@ def job_row(job: Job, root: Path) -> tuple[str, str, str, str]:
 
 
 def _named(settings: Section) -> str:
-    """The data of a section, as its recipe names them."""
+    """The data of a section, as its recipe names them; of absolute paths the end."""
     if settings.data is None:
         return ""
     path = settings.data.path
-    return path if isinstance(path, str) else ", ".join(path)
+    return ", ".join(map(_short_path, [path] if isinstance(path, str) else path))
+
+
+def _short_path(name: str) -> str:
+    path = Path(name)
+    return str(Path("…", *path.parts[-2:])) if path.is_absolute() else name

@@ -18,6 +18,8 @@ from tether.report.brief import brief
 from tether.report.narrative import Conclusion, loop_conclusion
 from tether.report.numbers import SENTENCES, duration, gigabytes, listing
 from tether.report.reading import read_journey, read_loop, read_sub_run
+from tether.report.sweep import sweep_brief
+from tether.report.sweeps import read_sweep
 from tether.report.tiles import (
     ROUND_COLUMNS,
     ROUND_OF_PAIRS,
@@ -54,6 +56,21 @@ def show_run(console: Console, run: Path) -> None:
         columns, rows = arm_table(journey.compared)
         show_table(console, "policies", rows, [*map(wording_of(journey).label, columns)])
         show_conclusion(console, brief(journey))
+
+
+def show_sweep(console: Console, run: Path) -> None:
+    """The end of a sweep: the first numbers of each setting, means over its seeds, and the verdict;
+    the page has all numbers.
+    """
+    if (sweep := read_sweep(run)) is None:
+        return
+    verdict, columns, rows, notes = sweep_brief(sweep)
+    # a long key goes on in the next line at a dot
+    show_table(console, "settings", rows, [name.replace(".", "\n.") for name in columns])
+    if verdict is not None:
+        show_conclusion(console, verdict)
+    for note in notes:
+        console.print(note, markup=False, highlight=False, soft_wrap=True)
 
 
 def show_next(console: Console, run: Path, done: Sequence[str], again: Sequence[str]) -> None:
