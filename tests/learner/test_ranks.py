@@ -20,6 +20,7 @@ from tether.core.errors import ConfigError, DataError, RunError
 from tether.core.stopping import Interrupted
 from tether.learner.ranks import LostRankError, Ranks
 from tether.runner.ranks.restarts import Bars, Group, Teller
+from tether.runner.ranks.start import PlacedRank
 from tether.settings.reading import build
 from tether.settings.recipe import Recipe
 
@@ -269,6 +270,18 @@ def test_a_signal_is_passed_on_while_steps_come_faster_than_anybody_waits_for_th
         group.watch(Bars(None, tmp_path / "log"), SimpleNamespace(asked=signal.SIGINT))["steps"]
         < 50
     )
+
+
+def test_a_hangup_is_no_lost_machine():
+    group = object.__new__(Group)
+    placed = object.__new__(PlacedRank)
+    ends = {}
+    for child in (SimpleNamespace(), placed):
+        group.children, group.words, group.end = [SimpleNamespace(), child], ["", ""], None
+        group._verdict([0, -signal.SIGHUP], SimpleNamespace(asked=None))
+        ends[type(child)] = group.why
+    assert ends[SimpleNamespace] == "rank 1 of 2 has ended: SIGHUP"
+    assert ends[PlacedRank] == "rank 1 of 2 has ended: its machine is gone"
 
 
 class OddlyMadeError(Exception):

@@ -314,6 +314,8 @@ def test_rounds_end_whole_and_go_on(tmp_path):
         len(summary["rounds"]),
         3,
     )
+    folders = list((tmp_path / "run" / "rounds").glob("round-*"))
+    assert len(folders) == len(summary["rounds"]) < 3
     assert len(started(recipe(tmp_path / "run", rounds=rounds), Clock())["rounds"]["rounds"]) == 3
 
 

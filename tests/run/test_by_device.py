@@ -90,13 +90,23 @@ def test_a_cpu_keeps_the_defaults(tmp_path):
     assert for_device(made, made.stages) is made
 
 
-@pytest.mark.parametrize("repeat", [None, 2])
-def test_a_run_that_goes_on_keeps_what_it_began_with(tmp_path, monkeypatch, repeat):
+@pytest.mark.parametrize(
+    ("home", "sections"),
+    [
+        ("", {}),
+        ("round-01", {"pairs": VALUES["pairs"], "repeat": 2}),
+        ("sweep/seed=1", {"sweep": {"seed": [0, 1]}}),
+        (
+            "sweep/seed=1/round-01",
+            {"pairs": VALUES["pairs"], "repeat": 2, "sweep": {"seed": [0, 1]}},
+        ),
+    ],
+)
+def test_a_run_that_goes_on_keeps_what_it_began_with(tmp_path, monkeypatch, home, sections):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(by_device, "sized", None)
-    sections = {"pairs": VALUES["pairs"], "repeat": repeat} if repeat else {}
     made = recipe(tmp_path, grpo=POLICY, **sections)
-    folder = tmp_path / "run" / ("round-01" if repeat else "") / "grpo"
+    folder = tmp_path / "run" / home / "grpo"
     folder.mkdir(parents=True)
     noted = {"grpo": {"engine_rows": 128, "micro_batch_tokens": 4096}}
     (folder / "config.json").write_text(json.dumps(noted))

@@ -167,6 +167,10 @@ def later(data, folder, monkeypatch):
             },
             "reward.test_share",
         ),
+        "a test model without a reward stage": (
+            {"grpo": {**grpo, "evaluate": {**evaluate, "judge": "test"}}},
+            "Give the recipe a [reward] section with reward.test_share above 0",
+        ),
     }
 
 
@@ -195,6 +199,7 @@ CASES = (
     "an objective that holds out nothing",
     "states of layers that all learn",
     "a test model that nobody trains",
+    "a test model without a reward stage",
 )
 
 

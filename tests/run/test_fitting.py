@@ -1,6 +1,7 @@
 """Stages that answer prompts within a budget, by a clock that is set by hand."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from tests.run.test_budgets import Clock, recipe
@@ -8,7 +9,8 @@ from tests.run.test_budgets import Clock, recipe
 from tether.build.data.fitting import Fitting, measured_prompts, seconds_an_answer
 from tether.core.budget import TimeLimit
 from tether.core.errors import RewardError
-from tether.core.types import Score
+from tether.core.types import Prompt, Sampling, Score, user
+from tether.methods.evaluate import _Sides
 from tether.planning.shares import Price, StagePrice, budget_lines
 from tether.runner.run import run_recipe
 
@@ -79,6 +81,22 @@ def test_a_start_that_goes_on_has_the_same_prompts(tmp_path):
     assert ended["minutes"] == pytest.approx(100 / 60)
 
 
+def test_an_interruption_leaves_a_count_that_is_noted(tmp_path):
+    made, _ = fitting(tmp_path, 100.0, 200)
+    made.close(100)
+    again, _ = fitting(tmp_path, 100.0, 200)
+    missing = [(place, f"prompt {place}") for place in range(100)]
+
+    def answer(part):
+        if part[0][0] >= 16:
+            raise KeyboardInterrupt
+        return [{"responses": ["a"]} for _ in part]
+
+    with pytest.raises(KeyboardInterrupt):
+        again.answer(missing, 16, answer, None)
+    assert fitting(tmp_path, 100.0, 200)[0].count == 100
+
+
 def test_without_a_budget_all_are_answered_in_their_order(tmp_path):
     made = Fitting(TimeLimit(clock=Clock()), tmp_path / "fitting.json", 40)
     assert made.order(range(40), seed=3) == list(range(40)) and made.next(0, 9.0, 64) == 40
@@ -130,6 +148,34 @@ def whole(tmp_path, minutes):
         },
         budget=minutes,
     )
+
+
+def test_the_time_of_the_other_side_is_kept_before_the_second_part(tmp_path):
+    """32 prompts took 32 s, and loading 8: the other side needs 40 s. The judge takes half a second
+    an answer, so 32 s for both sides.
+    """
+    limit = TimeLimit(1000.0, minutes=1000 / 60, clock=CLOCK)
+    side = object.__new__(_Sides)
+    side.fitting = Fitting(limit, tmp_path / "fitting.json", 200)
+    side.section = SimpleNamespace(samples=1, engine_rows=32, temperatures=())
+    side.sampling = Sampling(max_new_tokens=4)
+    side.context = SimpleNamespace(policies={"ppo": None}, progress=None)
+    side.steps = 0
+    side._take([Prompt((user(f"number {n}"),), id=str(n)) for n in range(200)])
+    reserves = []
+
+    def judge(prompts, responses):
+        CLOCK.now += 0.5 * len(responses)
+        return [Score(1.0)] * len(responses)
+
+    def answered(prompts, first):
+        reserves.append(side.fitting.reserve)
+        CLOCK.now += len(prompts)
+        return {1.0: [SimpleNamespace(text="a")] * len(prompts)}, [0.0] * len(prompts)
+
+    side.judge = judge
+    side._fitted(answered, opening=8.0)
+    assert reserves[:2] == [0.0, 8.0 + 32.0 + 2 * 32 * 0.5]
 
 
 def test_pairs_and_evaluation_end_a_whole_run_in_time(tmp_path, expected):

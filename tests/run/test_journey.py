@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tether.build import context
-from tether.build.checks import check_scorers
+from tether.build.checks import check_inputs
 from tether.build.roles import encoder_of, load_policy, local_engine
 from tether.core.errors import ConfigError
 from tether.core.rundir import read_json, read_jsonl
@@ -157,7 +157,7 @@ def test_a_stage_may_take_the_process_models_steps(recipe):
 )
 def test_what_does_not_fit_together_is_one_clear_message(tmp_path, section, message):
     with pytest.raises(ConfigError, match=message):
-        check_scorers(build(Recipe, {"run": str(tmp_path), "model": {"source": "tiny"}, **section}))
+        check_inputs(build(Recipe, {"run": str(tmp_path), "model": {"source": "tiny"}, **section}))
 
 
 @pytest.mark.audit

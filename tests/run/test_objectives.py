@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tether.build import context
-from tether.build.checks import check_scorers
+from tether.build.checks import check_inputs
 from tether.build.data.rows import load_rows
 from tether.build.rewards import learned_reward
 from tether.build.roles import encoder_of, load_scorer
@@ -171,7 +171,7 @@ def test_started_again_it_costs_nothing(whole, monkeypatch):
 def test_a_policy_may_be_trained_later_on_what_the_run_has(whole):
     values = whole[0].model_dump(mode="json", exclude_unset=True)
     del values["reward"]
-    check_scorers(build(Recipe, values))
+    check_inputs(build(Recipe, values))
     values["grpo"]["objectives"] = {"helpful": {"weight": 1.0}, "polite": {"weight": 1.0}}
     with pytest.raises(
         ConfigError,
@@ -180,7 +180,7 @@ def test_a_policy_may_be_trained_later_on_what_the_run_has(whole):
             r"\[reward.objectives\] has helpful, safe"
         ),
     ):
-        check_scorers(build(Recipe, values))
+        check_inputs(build(Recipe, values))
 
 
 def test_who_takes_one_reward_refuses_several(whole):

@@ -106,6 +106,34 @@ def test_a_key_that_the_recipe_lost_is_named_with_the_words_to_go_on(begun):
     assert read_json(root / "reinforce" / "summary.json")["steps"] == 6
 
 
+@pytest.mark.parametrize(
+    ("home", "sections"),
+    [
+        ("", {}),
+        ("round-01", {"repeat": 2}),
+        ("sweep/seed=1", {"sweep": {"seed": [0, 1]}}),
+        ("sweep/seed=1/round-01", {"repeat": 2, "sweep": {"seed": [0, 1]}}),
+    ],
+)
+def test_a_start_that_contradicts_a_run_leaves_its_note(tmp_path, home, sections):
+    values = {
+        "run": str(tmp_path),
+        "model": {"source": "tiny"},
+        "pairs": {"data": {"path": "tether:prompts"}, "judge": {"call": "a:b"}},
+        "grpo": {"data": {"path": "tether:prompts"}, "reward_source": "random", "steps": 5},
+        **sections,
+    }
+    remember(tmp_path, build(Recipe, values), ["pairs", "grpo"])
+    begun = tmp_path / home / "grpo"
+    begun.mkdir(parents=True)
+    (begun / "config.json").write_text("{}")
+    remember(tmp_path, build(Recipe, values, ["grpo.steps=7"]), ["grpo"])
+    assert read_json(tmp_path / "command.json")["config"]["grpo"]["steps"] == 5
+    remember(tmp_path, build(Recipe, values), ["grpo"])
+    assert read_json(tmp_path / "command.json")["stages"] == ["grpo"]
+    release(tmp_path)
+
+
 def test_a_setting_that_the_recipe_changed_is_no_default(begun):
     _, values, _ = begun
     changed = {**values, "reinforce": {**values["reinforce"], "gamma": 0.5}}

@@ -208,9 +208,9 @@ def _check_held_out(name: str, data: DataConfig, fraction: float, seed: int) -> 
         )
 
 
-def check_scorers(recipe: BaseRecipe) -> None:
-    """Check that the recipe's data and models exist. Every stage must have, now or later, a scorer
-    that can do all that the stage needs.
+def check_inputs(recipe: BaseRecipe) -> None:
+    """Check that data, models and scorers of a recipe exist before a stage begins, and that each
+    scorer can do all that its stage needs. A scorer may be one that the recipe trains.
 
     Raises:
         MissingFileError: see `check_sources`.
@@ -250,19 +250,24 @@ def _check_scorer(name: str, section: RewardedSection, scorer: str, root: Path) 
         raise ConfigError(first)
 
 
-def check_test_judge(name: str, section: Section, reward: object) -> None:
-    """Check that the recipe's [reward] stage makes the test model by which held-out answers are to
-    be judged.
+def check_test_judge(name: str, section: Section, reward: object, folder: Path) -> None:
+    """Check that there will be a test model by which held-out answers are to be judged.
+
+    Args:
+        reward: the recipe's section of the scorer; None: the recipe does not train one.
+        folder: of the test model, beside the scorer.
 
     Raises:
-        ConfigError: it makes none.
+        ConfigError: there will be none.
     """
     evaluate = section.evaluate if isinstance(section, OnlineSection) else None
-    if evaluate is None or evaluate.judge != "test" or reward is None:
+    if evaluate is None or evaluate.judge != "test":
         return
-    if not isinstance(reward, RewardSection) or not reward.test_share:
+    makes_one = isinstance(reward, RewardSection) and reward.test_share
+    if not makes_one and (reward is not None or not folder.is_dir()):
         raise ConfigError(
-            f"{name}.evaluate.judge = 'test' needs a test model: set reward.test_share above 0",
+            f"{name}.evaluate.judge = 'test' needs a test model in {folder}. Give the recipe a "
+            "[reward] section with reward.test_share above 0",
         )
 
 

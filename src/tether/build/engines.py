@@ -50,7 +50,7 @@ WHOLE = (
     *("--worker-extension-cls", "tether_weights.Registered"),
     *("--weight-transfer-config", json.dumps({"backend": "folder"})),
 )
-"""vLLM's words for it."""
+"""Options of vLLM for the transfer of whole weights (lora = false)."""
 
 
 def check_engine(config: EngineConfig, lora: Lora, *, quantize: str | None) -> None:

@@ -69,7 +69,7 @@ def chat_model(
     return Reasoning(chat, reasoning_tokens) if reasoning_tokens else chat
 
 
-def configured(config: JudgeConfig, folder: Path) -> ChatModel:
+def judge_model(config: JudgeConfig, folder: Path) -> ChatModel:
     """The model that a recipe's judge asks; unless the recipe says otherwise its answers are kept
     in this folder.
     """
@@ -85,7 +85,7 @@ TextJudge = Callable[[Sequence[Prompt], Sequence[str]], list[Score]]
 """(prompts, responses) -> scores, higher being better."""
 
 
-def described(config: FunctionJudge | JudgeConfig) -> dict[str, str]:
+def judge_note(config: FunctionJudge | JudgeConfig) -> dict[str, str]:
     """The judge, for the manifest: a function's name and the first line of its docstring, or the
     name of the model.
     """
@@ -115,7 +115,7 @@ def text_judge(config: FunctionJudge | JudgeConfig, folder: Path) -> TextJudge:
     else:
         rubric = read_rubric(config.rubric)
         assert isinstance(rubric, str)
-        model = configured(config, folder)
+        model = judge_model(config, folder)
         name = f"the judge {model.name}"
         score = partial(judged_scores, model, rubric)
 

@@ -49,8 +49,8 @@ class Placement:
             )
 
     def host_address(self) -> str:
-        """The address of this machine that programs reach which are started from here; joins the
-        cluster, if there is one.
+        """The address at which started programs reach this machine. With Ray, this call joins the
+        cluster.
         """
         if self.on == "local":
             return "127.0.0.1"
@@ -79,13 +79,10 @@ class Placement:
         """This machine's GPUs but the learner's, as CUDA_VISIBLE_DEVICES names them; several ranks
         have the first ones.
         """
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(
-            map(str, range(torch.cuda.device_count())),
-        )
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", self.ranks))
         device = pick_device(self.device)
         own = range(ranks) if ranks > 1 else [device.index or 0] if device.type == "cuda" else []
-        return [gpu for number, gpu in enumerate(visible.split(",")) if gpu and number not in own]
+        return [gpu for number, gpu in enumerate(visible_gpus()) if number not in own]
 
     def beside_learner(self, device: str) -> bool:
         """True if a server that is started has to share memory with the learner."""
@@ -116,8 +113,15 @@ class Placement:
         return Servers(command, names, folder, config.running, threads, starter)
 
 
+def visible_gpus() -> list[str]:
+    """This machine's GPUs, as CUDA_VISIBLE_DEVICES names them."""
+    every = ",".join(map(str, range(torch.cuda.device_count())))
+    named = os.environ.get("CUDA_VISIBLE_DEVICES") or every
+    return [gpu for gpu in named.split(",") if gpu]
+
+
 def submit(on: str, run: Path, ranks: int, device: str, command: Sequence[str]) -> int:
-    """Have the whole of a run done elsewhere by a command of tether's; the exit status.
+    """Send a whole run to a cluster, and return its exit status.
 
     Args:
         on: the cluster, as a recipe names it.

@@ -55,6 +55,6 @@ def check_libraries(model: ModelConfig, name: str, section: Section) -> None:
     """
     if model.quantize:
         require(LIBRARY, "model.quantize", "quantize")
-    learns = dict(section).get("direct", section)
-    if "optimizer" in dict(learns) and learns.optimizer.kind == "adamw8bit":
+    optimizer = dict(section.learning).get("optimizer")
+    if optimizer is not None and optimizer.kind == "adamw8bit":
         require(LIBRARY, f"{name}.optimizer.kind = 'adamw8bit'", "quantize")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import torch
@@ -140,15 +140,32 @@ def reward_source(
         rows = zip(read_json(folder / OBJECTIVES)["members"], scorers, strict=True)
         trained = {row["name"]: (role, row["mean"], row["deviation"]) for row, role in rows}
         return ObjectivesReward(section.objectives, trained, encoder)
-    if len(scorers) == 1:
-        source = LearnedReward(scorers[0], encoder, per_token=per_token)
+    return _by_members(
+        scorers,
+        encoder,
+        reader,
+        section.reward_combine,
+        section.uncertainty_weight,
+        per_token=per_token,
+    )
+
+
+def _by_members(
+    roles: Sequence[Role],
+    encoder: ChatEncoder,
+    reader: ChatEncoder | None,
+    combine: Combine,
+    uncertainty_weight: float = 0.1,
+    *,
+    per_token: bool = False,
+) -> RewardSource:
+    """The reward of a trained model, or of the members of an ensemble. With a `reader`, they read
+    answers as text.
+    """
+    if len(roles) == 1:
+        source = LearnedReward(roles[0], encoder, per_token=per_token)
     else:
-        source = EnsembleReward(
-            scorers,
-            encoder,
-            section.reward_combine,
-            uncertainty_weight=section.uncertainty_weight,
-        )
+        source = EnsembleReward(roles, encoder, combine, uncertainty_weight=uncertainty_weight)
     return source if reader is None else TextReward(source, reader)
 
 
@@ -189,9 +206,4 @@ def learned_reward(
     roles, loaded = load_scorer(folder, settings, mesh=mesh)
     reader = reader_beside(folder, settings)
     encoder = reader or encoder_of(loaded)
-    source = (
-        LearnedReward(roles[0], encoder)
-        if len(roles) == 1
-        else EnsembleReward(roles, encoder, combine)
-    )
-    return source if reader is None else TextReward(source, reader)
+    return _by_members(roles, encoder, reader, combine)

@@ -271,14 +271,14 @@ def load_scorer(
         description,
         open_model(model, seed=description["base_seed"], on_host=offload, mesh=mesh),
     )
-    whole = description["adapter"] is None
-    if not whole:
+    is_whole = description["adapter"] is None
+    if not is_whole:
         for name, path in folders.items():
             attach(loaded, path, name)
     if offload:
         keep_on_host(loaded.model, pick_device(model.device))
     return tuple(
-        scoring_role(loaded, path, None if whole else name) for name, path in folders.items()
+        scoring_role(loaded, path, None if is_whole else name) for name, path in folders.items()
     ), loaded
 
 
@@ -350,7 +350,7 @@ def newest_policy(folder: Path) -> Path | None:
     """
     for place in (folder, *sorted(folder.glob(ROUNDS), reverse=True)):
         stages = [place / name for name, kind in STAGES.items() if kind.trains_policy]
-        stages = sorted(stages, key=_started, reverse=True)
+        stages = sorted(stages, key=_start_order, reverse=True)
         results = [
             path
             for stage in stages
@@ -362,7 +362,7 @@ def newest_policy(folder: Path) -> Path | None:
     return None
 
 
-def _started(stage: Path) -> tuple[str, int]:
+def _start_order(stage: Path) -> tuple[str, int]:
     """For ordering: the time at which a stage began, and its place in a recipe."""
     manifest = stage / "manifest.json"
     began = read_json(manifest).get("started", "") if manifest.is_file() else ""

@@ -37,16 +37,19 @@ from tether.core.types import Prompt, Rollout, RolloutGroup, Sampling, Score
 T = TypeVar("T")
 Item = TypeVar("Item")
 Scoring = Callable[[Sequence[Rollout]], list[Score]]
-COLLECTIVE, AGAIN = (
-    "collective",
-    "Start the same command again: it goes on from the last checkpoint.",
-)
+COLLECTIVE = "collective"
+"""The name of a thread that waits in a collective."""
+AGAIN = "Start the same command again: it goes on from the last checkpoint."
+LOST = 2
+"""Exit code of a rank that has lost another one; a rank with an error of its own has 1."""
 PASS = timedelta(minutes=10)
-"""Without the others, after which a pass through cut layers ends."""
-LOOK_EVERY, BLAME, COMING = 1.0, 4.0, 300.0
-"""Seconds between two signs of life; without one after a collective has failed, until that rank is
-named; at least, to start.
-"""
+"""Timeout of a collective within a pass over sharded layers."""
+LOOK_EVERY = 1.0
+"""Seconds between two signs of life of a rank."""
+BLAME = 4.0
+"""After a failed collective, a rank without a sign of life for so many seconds counts as lost."""
+COMING = 300.0
+"""Seconds that a rank has at least before its first sign of life."""
 
 
 class LostRankError(RunError):
@@ -275,7 +278,7 @@ class Ranks:
             except RuntimeError:
                 # the main thread may say why, if it is not deep in a pass
                 if not self.ended.wait(2 * BLAME):
-                    os._exit(2)
+                    os._exit(LOST)
             if self.ended.wait(LOOK_EVERY):
                 return
 
@@ -396,7 +399,7 @@ def close() -> None:
         thread.join(BLAME)
     # torch would wait for it before the interpreter ends
     if any(thread.is_alive() for thread in collectives):
-        atexit.register(lambda: (sys.stdout.flush(), sys.stderr.flush(), os._exit(2)))
+        atexit.register(lambda: (sys.stdout.flush(), sys.stderr.flush(), os._exit(LOST)))
     elif dist.is_initialized():
         dist.destroy_process_group()
 

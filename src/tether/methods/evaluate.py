@@ -23,7 +23,7 @@ from tether.build.data.fitting import FITTING, Fitting, seconds_an_answer
 from tether.build.data.prompts import usable_once
 from tether.build.evaluation.evaluators import Material
 from tether.build.evaluation.suites import recipe_evaluators, suite_of
-from tether.build.judges import TextJudge, described, text_judge
+from tether.build.judges import TextJudge, judge_note, text_judge
 from tether.build.models import open_model
 from tether.build.roles import encoder_of, load_policy, local_engine, newest_policy
 from tether.core.budget import time_limit
@@ -72,7 +72,7 @@ def train(
             "[evaluate] compares policies, and the run has none: add a stage that trains one",
         )
     start = time.perf_counter()
-    run.update_manifest(judge=described(section.judge))
+    run.update_manifest(judge=judge_note(section.judge))
     sampling = sampling_of(section, context.sampling)
     if context.sampling is None and None in (section.max_new_tokens, section.temperature):
         _LOG.info(
@@ -90,7 +90,7 @@ def train(
     rows = fitting.order(rows, context.seed)
     judge = text_judge(section.judge, context.root)
     with ExitStack() as closing:
-        asked = _Asked(section, context, rows, judge, sampling, fitting, closing)
+        asked = _Sides(section, context, rows, judge, sampling, fitting, closing)
         before = asked.answers("before", context.root / context.name / "before", None)
         after = {
             name: asked.answers(name, run.path / name, folder)
@@ -149,9 +149,9 @@ _Block = tuple[dict[float, list[Rollout]], list[float | None]]
 """Answers by temperature, and the KL of those at the temperature of training."""
 
 
-class _Asked:
-    """Held-out prompts, who answers them how, and what the judge says; the same answers are judged
-    once.
+class _Sides:
+    """Held-out prompts, the models that answer them, and the judge's scores. Equal answers are
+    judged once.
     """
 
     def __init__(
@@ -277,13 +277,14 @@ class _Asked:
             moved += further
             done += size
             now = fitting.clock()
+            answering = now - started
             if not judging:
                 texts = [rollout.text for rollout in sampled[self.sampling.temperature]]
                 judging = seconds_an_answer(self.judge, self.prompts, texts, fitting.clock)
                 judging *= self.section.samples * len(self.temperatures)
                 started += fitting.clock() - now
             sampling = (now - begun) / size
-            later = (sides - 1) * (opening + now - started) + sides * judging * done
+            later = (sides - 1) * (opening + answering) + sides * judging * done
             fitting.reserve = later
             each = sides * (sampling + judging)
         fitting.close(done)
@@ -311,11 +312,14 @@ class _Asked:
             for name, evaluator in self.suite.evaluators.items()
         ]
         others = [record for record in records if record["evaluator"] != "sycophancy"]
-        figures = {record["evaluator"]: record["figures"] for record in records}
-        premises: Json = {name: figures[name] for name in figures if name == "sycophancy"}
+        measured: Json = {
+            record["evaluator"]: record["figures"]
+            for record in records
+            if record["evaluator"] == "sycophancy"
+        }
         if others:
-            premises["evaluations"] = others
-        return premises
+            measured["evaluations"] = others
+        return measured
 
     def records(self, before: Json, after: Mapping[str, Json]) -> list[Record]:
         """Measures of all evaluators on all sides, compared with the start."""
@@ -434,7 +438,7 @@ class _Asked:
         return list(zip(answers["texts"], self.judged(answers["texts"]), strict=True))
 
 
-def _compared(asked: _Asked, before: Facts, after: Facts) -> Json:
+def _compared(asked: _Sides, before: Facts, after: Facts) -> Json:
     """Results of a policy against the model before it: the judge's scores, the distance in KL, and
     the form of the answers.
     """

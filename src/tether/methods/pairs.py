@@ -22,7 +22,7 @@ from pathlib import Path
 from tether.build.context import Context, note_machine
 from tether.build.data.fitting import FITTING, Fitting
 from tether.build.data.prompts import usable_once
-from tether.build.judges import configured, text_judge
+from tether.build.judges import judge_model, text_judge
 from tether.build.rewards import learned_reward
 from tether.build.roles import load_policy, local_engine
 from tether.core.budget import time_limit
@@ -229,7 +229,9 @@ def _check_sampling(section: PairsSection, context: Context, note: Path, *, begu
     sampling = section.model_dump(
         include={"samples_per_prompt", "max_new_tokens", "temperature"},
     ) | {"seed": context.seed, "model": context.sampler}
-    if begun and note.is_file() and sampling | (before := read_json(note)) != sampling:
+    before = read_json(note) if begun and note.is_file() else {}
+    # notes of older versions have fewer keys
+    if any(sampling.get(key) != value for key, value in before.items()):
         raise RunError(
             f"{note.parent} has answers that were drawn otherwise, by {before}. Choose "
             "another run directory",
@@ -357,7 +359,7 @@ class _Collector:
     def _by_model(self, config: JudgeConfig, chosen: Sequence[Pair]) -> Labelled:
         """Soft labels of a language model that sees each pair in both orders."""
         section, context, run = self.section, self.context, self.run
-        model = configured(config, context.root)
+        model = judge_model(config, context.root)
         judge = PairJudge(model, read_rubric(config.rubric), temperature=config.temperature)
         if section.agreement is not None:
             settings = config.model_dump(mode="json")

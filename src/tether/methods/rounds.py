@@ -80,9 +80,10 @@ def train(section: RoundsSection, context: Context, rows: Sequence[Any], run: Ru
     noted = {key: manifest[key] for key in ("data", "rows") if key in manifest}
     summaries, limit, parts = [], time_limit(), parts_of(section)
     for number, part in enumerate(parts):
-        one = open_part(part, context, **noted)
-        if number and not one.complete and limit.over():
+        finished = RunDirectory(context.folder / part.name).complete
+        if number and not finished and limit.over():
             break
+        one = open_part(part, context, **noted)
         if one.complete:
             drop_checkpoint(one)
             limit.before += one.summary()["seconds"]

@@ -20,7 +20,7 @@ from tether.build.data.prompts import usable_in
 from tether.build.engines import served_engine
 from tether.build.evaluation.evaluators import JudgedAnswers, Material
 from tether.build.evaluation.suites import recipe_evaluators, suite_of
-from tether.build.judges import described, score_judge
+from tether.build.judges import judge_note, score_judge
 from tether.build.models import open_model
 from tether.build.reward_servers import served_reward
 from tether.build.rewards import SINGLY, learned_reward, reward_source, task_prompts
@@ -215,7 +215,7 @@ def online_stage(
     settings: ModelConfig,
     reward_folder: Path | None,
     seed: int,
-    served: RewardSource | None = None,
+    reward: RewardSource | None = None,
     ranks: Ranks = ALONE,
 ) -> tuple[OnlineStage, LoadedModel]:
     """Everything that a stage that samples needs: policy, reference, perhaps a value, a reward
@@ -223,7 +223,7 @@ def online_stage(
 
     Args:
         reward_folder: the trained role that scores, for the reward sources that are models.
-        served: what scores in their place.
+        reward: the reward from servers; None: the section's own.
         ranks: those that train together.
 
     Raises:
@@ -233,24 +233,24 @@ def online_stage(
     encoder = encoder_of(loaded)
     folder = (
         None
-        if section.scorer is None or (served and value_of(section) != "reward")
+        if section.scorer is None or (reward is not None and value_of(section) != "reward")
         else reward_folder
     )
     policy, reference, value, scorers = sampling_roles(section, loaded, folder, seed)
     reader = None
     if section.roles == "separate" and folder is not None:
         reader = reader_of(folder, loaded.tokenizer, encoder.describe())
-    source = served or reward_source(
-        section,
-        scorers,
-        folder,
-        loaded,
-        loaded.model.device,
-        seed,
-        reader,
-    )
-    ask = ranks.score_by_share if isinstance(source, SINGLY) else ranks.score_by_first
-    source = FailureLimit(source, section.max_failed, ask)
+    if reward is None:
+        reward = reward_source(
+            section,
+            scorers,
+            folder,
+            loaded,
+            loaded.model.device,
+            seed,
+            reader,
+        )
+    ask = ranks.score_by_share if isinstance(reward, SINGLY) else ranks.score_by_first
     # Where ranks cut weights over all of them, servers come in the engine's place.
     engine = (
         FirstEngine(None, list, ranks)
@@ -266,7 +266,7 @@ def online_stage(
     stage = build(
         policy=policy,
         reference=reference,
-        reward=source,
+        reward=FailureLimit(reward, section.max_failed, ask),
         engine=engine,
         encoder=encoder,
         ranks=ranks,
@@ -339,7 +339,7 @@ def _judge(
     if judge == "reward":
         return own, "heldout"
     if not isinstance(judge, str):
-        run.update_manifest(judge=described(judge))
+        run.update_manifest(judge=judge_note(judge))
         return partial(context.ranks.score_by_first, score_judge(judge, run.path)), "gold"
     folder = None if context.scorer is None else context.scorer.parent / "test" / "model"
     if folder is None or not folder.is_dir():

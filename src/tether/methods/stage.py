@@ -119,19 +119,16 @@ def _finished(run: RunDirectory, section: Section, summary: Json, quarantine: Qu
     alarms = run.alarms()
     if not {alarm["detector"] for alarm in alarms} & {"kl_stuck", "unmoved"}:
         still = check_movement(steps, section.learning.model_dump(mode="json"), summary)
-        findings = [still] if isinstance(still, Finding) else []
-        words = [(f"{r.message.rstrip('.')}: {r.evidence}", r.advice) for r in findings]
-        run.alarm(
-            Alarm(
+        if isinstance(still, Finding):
+            alarm = Alarm(
                 detector="unmoved",
                 step=steps[-1]["step"],
                 value=1.0,
                 threshold=1.0,
-                message=message,
-                advice=advice,
+                message=f"{still.message.rstrip('.')}: {still.evidence}",
+                advice=still.advice,
             )
-            for message, advice in words
-        )
+            run.alarm([alarm])
     if steps:
         summary["alarms"] = run.alarms()
     summary["quarantine"] = quarantine.summary()

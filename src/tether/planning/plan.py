@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tether.build.checks import check_scorers
+from tether.build.checks import check_inputs
 from tether.core.errors import ModelError
 from tether.core.types import Json
 from tether.models.pretrained import resolve
@@ -95,7 +95,7 @@ def plan(
         advise: True: also try changes if it fits; False: try none.
         until: see `Planner`.
     """
-    check_scorers(recipe)
+    check_inputs(recipe)
     config = shape_config(recipe.model, shape)
     usual = RowSizes(prompt=prompt_tokens)
     base = Planner(recipe, device, config, usual, sizes, until=until)

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
+from tether.build.launching import visible_gpus
 from tether.core.errors import ConfigError, RunError
 from tether.core.protocols import doing
 from tether.core.rundir import read_json
@@ -103,9 +102,7 @@ def job_slots(recipe: BaseRecipe, number: int, price: Price) -> dict[str, dict[s
     """
     waiting = {WAITING: os.environ.get(WAITING, "PASSIVE")}
     if pick_device(recipe.model.device).type == "cuda":
-        count = torch.cuda.device_count()
-        gpus = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
-        own = [gpu for gpu in gpus.split(",") if gpu][:number]
+        own = visible_gpus()[:number]
         if len(own) < number:
             raise ConfigError(
                 f"--at-once {number} needs {number} GPUs, and this machine has {len(own)}: a job "

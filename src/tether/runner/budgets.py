@@ -45,8 +45,8 @@ class Budgets:
         self.first = True
 
     def limit(self, job: Job) -> TimeLimit:
-        """The limit of the job that begins now; one that is not timed, or has no budget, never
-        ends.
+        """Begin a job: take it off those that are left, and return its limit. Without a budget, or
+        where the job is not timed, the limit never ends.
         """
         section, budget = job.settings, self.budget
         cost = self._price(job)
@@ -92,26 +92,25 @@ class Budgets:
         return next((cost for cost in self.price.stages if cost.name == job.name), None)
 
 
-def reopen(run: RunDirectory, section: Section, limit: TimeLimit) -> bool:
-    """Let a stage that time has ended go on, where its budget is larger now and that gives what a
-    longer run gives.
-
-    Where more time cannot be used, a line says why.
+def reopen(run: RunDirectory, section: Section, limit: TimeLimit) -> None:
+    """Delete the summary of a stage that time ended, if its budget is larger now and its training
+    can continue. Otherwise the log names the reason.
     """
     before: Facts = run.summary().get(BUDGET) or {}
     if isinstance(section, PromptedSection):
-        return _answers_more(run, section, limit, before)
+        _warn_of_kept_answers(run, limit, before)
+        return
     if (
         not before
         or (limit.minutes and limit.minutes <= before["minutes"])
         or not isinstance(section, TimedSection)
     ):
-        return False
+        return
     optimizer: Any = dict(section).get("optimizer")
     again = isinstance(section, RoundsSection) or complete_checkpoints(run.path / "checkpoints")
     if optimizer is not None and optimizer.counts_updates and is_short(before):
         logger.warning("%s", stays_short(run.path, before))
-        return False
+        return
     evaluate: Any = dict(section).get("evaluate")
     cut = measurements_cut(run.path / MEASURED_PROMPTS, evaluate.prompts) if evaluate else ""
     if evaluate and evaluate.keep == "best" and before["ended_at"] % evaluate.every:
@@ -123,20 +122,14 @@ def reopen(run: RunDirectory, section: Section, limit: TimeLimit) -> bool:
             run.path,
             why,
         )
-        return False
+        return
     _forget_end(run, section, before["ended_at"])
     (run.path / "summary.json").unlink()
-    return True
 
 
-def _answers_more(
-    run: RunDirectory,
-    section: PromptedSection,
-    limit: TimeLimit,
-    before: Facts,
-) -> bool:
-    """False: a stage that answered as many prompts as fitted keeps them, and a line says so where
-    the budget is larger now.
+def _warn_of_kept_answers(run: RunDirectory, limit: TimeLimit, before: Facts) -> None:
+    """Log that a stage keeps its answers, which were as many as fitted, if the budget is larger
+    now.
     """
     if before and (not limit.minutes or limit.minutes > before["minutes"]):
         logger.warning(
@@ -147,7 +140,6 @@ def _answers_more(
             before["total"],
             before["minutes"],
         )
-    return False
 
 
 def _stood_on(folder: Path) -> bool:

@@ -128,9 +128,11 @@ def _larger(section: Any, keys: Sequence[str], turn: int) -> dict[str, int]:
 
 def _recorded(recipe: BaseRecipe, name: str) -> Json:
     """The sizes with which a run began this stage; empty where there is none."""
-    place = round_folder(Path(recipe.run), 1 if recipe.repeat and name != "sft" else None)
-    config = place / name / "config.json"
-    if name in _arms(recipe) or not config.is_file():
+    root, number = Path(recipe.run), 1 if recipe.repeat and name != "sft" else None
+    homes = (root, *sorted(root.glob("sweep/*")))  # all combinations have the same sizes
+    configs = (round_folder(home, number) / name / "config.json" for home in homes)
+    config = next(filter(Path.is_file, configs), None)
+    if name in _arms(recipe) or config is None:
         return {}
     began = read_json(config).get(recipe.kind(name).name, {})
     return {key: began[key] for key in _open(recipe, name) if key in began}

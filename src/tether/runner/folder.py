@@ -9,7 +9,7 @@ from typing import Any
 from tether.core.budget import BUDGET
 from tether.core.errors import MissingFileError, RunError
 from tether.core.locks import hold
-from tether.core.rundir import RunDirectory, made_folder, read_json, write_json
+from tether.core.rundir import ROUNDS, RunDirectory, made_folder, read_json, write_json
 from tether.core.stopping import run_of
 from tether.core.types import Json
 from tether.settings.config import Config
@@ -25,7 +25,14 @@ def remember(root: Path, recipe: Config, stages: Sequence[str]) -> None:
     path = root / "command.json"
     settings = recipe.model_dump(mode="json", exclude_unset=True)
     before = read_json(path) if path.is_file() else {"stages": (), "config": settings}
-    begun = [name for name in before["stages"] if (root / name / "config.json").is_file()]
+    # rounds and combinations of a sweep have folders of their own
+    homes = (root, *root.glob("sweep/*"))
+    places = [place for home in homes for place in (home, *home.glob(ROUNDS))]
+    begun = [
+        name
+        for name in before["stages"]
+        if any((place / name / "config.json").is_file() for place in places)
+    ]
     fixed = ("model", "seed", *begun) if begun else ()
     if all(_lasting(before["config"].get(name)) == _lasting(settings.get(name)) for name in fixed):
         write_json(

@@ -31,7 +31,7 @@ def with_former_defaults(recipe: BaseRecipe) -> BaseRecipe:
     return recipe.continued(former) if former else recipe
 
 
-def going_on(jobs: Iterable[Job]) -> list[Job]:
+def jobs_with_former_defaults(jobs: Iterable[Job]) -> list[Job]:
     """The jobs with the defaults with which their stages began."""
     recipes: dict[int, BaseRecipe] = {}
     continued = []

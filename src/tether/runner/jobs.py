@@ -39,11 +39,12 @@ class Job:
         round: its number, of a recipe that repeats.
         earlier: folders of the rounds before this one.
         start: folder of the fine-tuned model from which it starts; None: the recipe's model.
-        pairs: folders of collected comparisons that it learns from; empty: rows of its own.
+        pairs: folders of the [pairs] stages whose comparisons, or prompts, the stage uses; empty:
+            the stage reads its own data.
         scorer: folder, or run, of the trained model that scores its answers.
         policies: folders, by name, of the policies that it compares with their start.
         seed: of everything random.
-        part: of a training within a stage, its difference from the stage.
+        part: the row of `parts_of` that this job runs; None: the job is a whole stage.
     """
 
     recipe: BaseRecipe
@@ -99,7 +100,8 @@ def expand(recipe: BaseRecipe, stages: Sequence[str] | None = None) -> list[Job]
     """The jobs of a recipe in the order in which they run.
 
     Args:
-        stages: names of stages and arms to run; None: all that the recipe has.
+        stages: names of stages and arms to run, in their order; None: all that the recipe has. The
+            jobs of a sweep are in the order of the recipe.
 
     Raises:
         ConfigError: the recipe has no such stage.
@@ -120,9 +122,9 @@ def with_parts(jobs: Iterable[Job]) -> list[Job]:
 
 def by_recipe(jobs: Iterable[Job]) -> list[list[Job]]:
     """The jobs of each recipe, in their order; a sweep has a recipe for each combination."""
-    groups: dict[int, list[Job]] = {}
+    groups: dict[str, list[Job]] = {}
     for job in jobs:
-        groups.setdefault(id(job.recipe), []).append(job)
+        groups.setdefault(job.recipe.run, []).append(job)
     return [*groups.values()]
 
 

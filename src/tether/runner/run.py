@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tether.build.checks import check_scorers, check_section, check_test_judge
+from tether.build.checks import check_inputs, check_section, check_test_judge
 from tether.build.context import Context
 from tether.build.data.rows import check_data, load_rows
 from tether.build.models import check_libraries, on_folder
@@ -34,7 +34,7 @@ from tether.runner.at_once import job_slots, run_at_once
 from tether.runner.budgets import Budgets, reopen
 from tether.runner.by_device import by_device
 from tether.runner.folder import check_base
-from tether.runner.former import going_on, note_former, with_former_defaults
+from tether.runner.former import jobs_with_former_defaults, note_former, with_former_defaults
 from tether.runner.jobs import Job, by_recipe, expand, sweep_table, variants
 from tether.runner.ranks.restarts import watched, watches
 from tether.runner.ranks.start import is_other, placement_of, together
@@ -78,7 +78,9 @@ def run_recipe(
             if "evaluate" in names and not _is_finished(Path(variant.run) / "evaluate"):
                 warn_of_overlap(variant)
     recipe = with_former_defaults(by_device(recipe, names))
-    jobs = going_on(job for job in expand(recipe, names) if only in (None, job.folder))
+    jobs = jobs_with_former_defaults(
+        job for job in expand(recipe, names) if only in (None, job.folder)
+    )
     made_folder(root)
     if recipe.sweep is not None and only is None and not is_other():
         write_json(root / SWEEP, {"combinations": sweep_table(recipe)})
@@ -98,7 +100,7 @@ def run_recipe(
             budgets = Budgets(own, price, clock, began)
             for job in own:
                 with limited_by(budgets.limit(job)):
-                    results[_title(job, root)] = _run(job, progress, ranks)
+                    results[_result_key(job, root)] = _run(job, progress, ranks)
             if ranks.first and any(job.name == "evaluate" for job in own):
                 _write_totals(own)
     return results
@@ -114,7 +116,7 @@ def check_all(recipe: BaseRecipe, names: Sequence[str], *, folders: bool = True)
         TetherError: there is one.
     """
     for variant in variants(recipe):
-        check_scorers(variant)
+        check_inputs(variant)
         check_model(variant.model)
     for job in expand(recipe, names):
         if folders:
@@ -144,11 +146,19 @@ def _check(job: Job) -> None:
     check_section(name, section, recipe.model)
     if isinstance(section, EvaluationSection):
         sampling_of(section, _sampling(recipe))
-    if section.scorer and reward_model_of(section) is None:
-        check_test_judge(name, section, recipe.section(section.scorer))
+    elsewhere = reward_model_of(section) is not None
+    trained = None if elsewhere else recipe.section(section.scorer or "reward")
+    check_test_judge(name, section, trained, _scorer(job).parent / "test" / "model")
 
 
-def _title(job: Job, root: Path) -> str:
+def _scorer(job: Job) -> Path:
+    """Folder of the model that scores a job's answers. Without such a model, the test model of
+    evaluate.judge = "test" may still lie beside it.
+    """
+    return reward_model_of(job.settings) or job.scorer or job.place / "reward" / "model"
+
+
+def _result_key(job: Job, root: Path) -> str:
     """The key of a job's summary: its name, with the folder of its combination in a sweep."""
     home = Path(job.recipe.run)
     if home == root or not home.is_relative_to(root / "sweep"):
@@ -199,7 +209,7 @@ def context_of(job: Job, progress: Progress | None = None, ranks: Ranks = ALONE)
         folder=job.folder,
         model=recipe.model if job.start is None else _fine_tuned(recipe, job.start.parent),
         seed=job.seed,
-        scorer=reward_model_of(settings) or job.scorer or place / "reward" / "model",
+        scorer=_scorer(job),
         progress=progress,
         round=job.round,
         earlier=job.earlier,

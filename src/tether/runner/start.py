@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from tether.build.checks import check_scorers
+from tether.build.checks import check_inputs
 from tether.core.locks import release
 from tether.core.protocols import doing
 from tether.core.types import Facts
@@ -43,8 +43,9 @@ def start_run(
         MissingFileError: data or a model that the recipe names is not there.
     """
     root = Path(recipe.run)
+    # before the note: a start with a fault leaves no trace
     for variant in variants(recipe):
-        check_scorers(variant)
+        check_inputs(variant)
     remember(root, recipe, stages)
     try:
         results = run_recipe(recipe, stages, announce, began=began, at_once=at_once)

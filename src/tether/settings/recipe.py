@@ -232,16 +232,11 @@ class BaseRecipe(Config):
     def _choice_faults(self, choose: str) -> Iterator[str]:
         """Check that a choice of pairs will have the reward models that it needs."""
         reward = self.section("reward")
+        several = choose in ("disagreement", "information")
         needs = "repeat and [reward]"
-        needs += (
-            ", with reward.members"
-            if choose in ("disagreement", "information")
-            else " of one score, without objectives"
-        )
+        needs += ", with reward.members" if several else " of one score, without objectives"
         able = (
-            reward is not None
-            and reward.objectives is None
-            and (reward.is_ensemble or "members" not in needs)
+            reward is not None and reward.objectives is None and (reward.is_ensemble or not several)
         )
         if choose in SCORED and (self.repeat is None or not able):
             yield (
@@ -251,7 +246,7 @@ class BaseRecipe(Config):
 
     def _scorer_faults(self, name: str, section: Any) -> Iterator[str]:
         """Check a stage against the scorer that this recipe trains. A scorer that was trained
-        before is checked when the recipe starts (`build.checks.check_scorers`).
+        before is checked when the recipe starts (`build.checks.check_inputs`).
         """
         trained = self.section(section.scorer)
         if trained is not None and section.scorer == "reward" and section.reward_model is None:
@@ -348,7 +343,7 @@ def faults_on(model: ModelConfig, name: str, section: Any, shard: bool) -> Itera
     """
     values = dict(section)
     lora = values.get("lora")
-    trains = values.get("direct", section)
+    trains = section.learning
     engine = values.get("engine")
     if model.quantize and lora is False:
         yield (

@@ -27,7 +27,7 @@ AT_MOST_MEASURING = 0.15
 PROBED = 16
 """Answers on which the time of a judge is measured."""
 FITTING = "fitting.json"
-"""The file of that number, in the stage's folder."""
+"""The file that notes how many prompts a stage answers, in the stage's folder."""
 Item = TypeVar("Item")
 
 
@@ -120,7 +120,7 @@ class Fitting:
     def keep(self, done: int) -> None:
         """Note the time so far."""
         if self.limit.bounded:
-            self._write(None if self.count is None else done)
+            self._write(self.count)
 
     def close(self, done: int) -> None:
         """Note that these are all."""

@@ -57,7 +57,7 @@ def prompt_faults(
     )
 
 
-def without(
+def drop_faulty(
     rows: Sequence[Row],
     faults: Faults,
     quarantine: Quarantine,
@@ -106,7 +106,9 @@ def usable_prompts(
     name: str,
 ) -> list[Prompt]:
     """`without` of prompts."""
-    return without(prompts, faults, quarantine, name, noun="prompts", entry=lambda prompt: prompt)
+    return drop_faulty(
+        prompts, faults, quarantine, name, noun="prompts", entry=lambda prompt: prompt
+    )
 
 
 def usable_in(
@@ -175,7 +177,7 @@ def usable_premises(
 
     def asked(pairs: list[PremisePair]) -> list[PremisePair]:
         faults = faults_of(pairs, lambda pair: check_pair(encoder, pair, context_length))
-        return without(
+        return drop_faulty(
             pairs,
             faults,
             quarantine,

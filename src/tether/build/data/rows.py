@@ -1,4 +1,4 @@
-"""Sources of a stage's rows, and the keys of every section of a recipe."""
+"""Rows of a stage: the reader of a data section, and a check of its first rows."""
 
 from __future__ import annotations
 

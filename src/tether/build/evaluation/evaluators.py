@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from tether.build.data.prompts import (
     Row,
+    drop_faulty,
     faults_of,
     prompt_faults,
     usable_premises,
     usable_prompts,
-    without,
 )
 from tether.build.evaluation.harness import HarnessTasks, look_at_tasks
 from tether.core.errors import DataError
@@ -148,7 +148,7 @@ def _multiple_choice(material: Material) -> PolicyEvaluator:
         questions,
         lambda question: check_question(encoder.tokenizer, question, encoder.context_length),
     )
-    usable = without(
+    usable = drop_faulty(
         questions,
         faults,
         material.quarantine,

@@ -29,8 +29,15 @@ from tether.core.rundir import append_jsonl
 from tether.core.stopping import Interrupted, Stopping
 from tether.core.types import Json
 from tether.learner.loop import Progress
-from tether.learner.ranks import AGAIN, BLAME, LostRankError
-from tether.runner.ranks.start import LOST, Rank, cluster, keep_store, placement_of, started
+from tether.learner.ranks import AGAIN, BLAME, LOST, LostRankError
+from tether.runner.ranks.start import (
+    PlacedRank,
+    Rank,
+    cluster,
+    keep_store,
+    placement_of,
+    started,
+)
 from tether.settings.learner import LearnerConfig
 from tether.settings.recipe import BaseRecipe
 
@@ -39,8 +46,9 @@ LOG = "ranks.jsonl"
 made a step again.
 """
 LOOK_EVERY = 0.2
+"""Seconds between two looks at the ranks."""
 GONE = -1
-"""Seconds between two looks; the status of a rank that was placed on a machine which is lost."""
+"""Status of a placed rank whose machine is lost: `scale.ray.LOST`."""
 
 
 def watches(settings: LearnerConfig) -> bool:
@@ -180,7 +188,7 @@ class Group:
         code = codes[self.rank] or -9
         ended = (
             "its machine is gone"
-            if code == GONE
+            if code == GONE and isinstance(self.children[self.rank], PlacedRank)
             else signal.Signals(-code).name
             if killed
             else self.words[self.rank]

@@ -287,9 +287,3 @@ def _attend(process: Rank, rank: int, store: Any) -> None:
 def is_other() -> bool:
     """True if torchrun has started this process as another rank than the first."""
     return int(os.environ.get("RANK", "0")) > 0
-
-
-LOST = 2
-"""The exit code of a rank that has lost another, as in learner.ranks; a rank with an error of its
-own has 1.
-"""
