@@ -1,5 +1,7 @@
 """Calibration: hand numbers, edges of bins, and the fold of one-sided predictions."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,12 +9,18 @@ from hypothesis import strategies as st
 
 from tether.evaluation.calibration import (
     ReliabilityBin,
+    bin_indices,
     expected_calibration_error,
     reliability_curve,
 )
 
 PROBABILITIES = [0.9] * 10 + [0.6] * 10
 OUTCOMES = [1] * 9 + [0] + [1] * 3 + [0] * 7
+
+
+def test_bins_of_probabilities_on_and_beside_an_edge():
+    probabilities = [0.0, 0.3, math.nextafter(0.9, 0), 0.9, 1.0]
+    assert bin_indices(probabilities)[0].tolist() == [0, 3, 8, 9, 9]
 
 
 def test_error_by_hand():

@@ -79,7 +79,7 @@ def test_no_generator_of_the_process_is_touched(policy, task, tmp_path):
     torch.manual_seed(7)
     before = states()
     suite = Suite([harness.HarnessTasks([task("arc")[1]], limit=20)], tmp_path / "run")
-    first, second = suite.before(policy), suite.after(policy, 3)
+    first, second = suite.measure(policy, 0, "before"), suite.measure(policy, 3, "after")
     assert states() == before
     assert second[0]["change"]["arc/acc"]["difference"]["value"] == 0
     assert first[0]["figures"]["arc/acc"]["count"] == 20

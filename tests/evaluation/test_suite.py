@@ -32,8 +32,8 @@ class Coins:
 def test_each_moment_is_written_and_compared_row_by_row(tmp_path):
     """By hand: of the rows whose luck is between 0.4 and 0.5 heads are new, and none is lost."""
     suite = Suite([Coins()], tmp_path)
-    assert "change" not in suite.before(0.4)[0]
-    (now,) = suite.after(0.5, 7)
+    assert "change" not in suite.measure(0.4, 0, "before")[0]
+    (now,) = suite.measure(0.5, 7, "after")
     luck = np.random.default_rng(0).random(200)
     change = now["change"]["heads"]
     assert change["paired"]
@@ -46,15 +46,15 @@ def test_each_moment_is_written_and_compared_row_by_row(tmp_path):
 
 
 def test_a_resumed_suite_measures_nothing_twice(tmp_path):
-    Suite([Coins()], tmp_path).before(0.4)
+    Suite([Coins()], tmp_path).measure(0.4, 0, "before")
     coins = Coins()
     suite = Suite([coins], tmp_path)
-    suite.before(0.9)
+    suite.measure(0.9, 0, "before")
     assert coins.calls == 0, "the start stands in the file"
-    (along,) = suite.along(0.5, 3)
+    (along,) = suite.measure(0.5, 3, "along")
     assert coins.calls == 1 and along["change"]["heads"]["paired"]
     again = Suite([coins], tmp_path)
-    assert again.along(0.6, 3)[0] == along and coins.calls == 1
+    assert again.measure(0.6, 3, "along")[0] == along and coins.calls == 1
 
 
 def test_other_rows_or_none_are_compared_as_independent():
@@ -88,5 +88,5 @@ def test_names_are_given_once_and_a_plain_mapping_is_enough():
 
     assert isinstance(Constant(), Evaluator)
     suite = Suite([Constant()])
-    suite.before(None)
-    assert suite.after(None, 1)[0]["change"]["one"]["difference"]["value"] == 0.0
+    suite.measure(None, 0, "before")
+    assert suite.measure(None, 1, "after")[0]["change"]["one"]["difference"]["value"] == 0.0

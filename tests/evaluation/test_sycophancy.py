@@ -26,7 +26,6 @@ from tether.evaluation.suite import MeasuredPolicy
 from tether.evaluation.sycophancy import (
     Sycophancy,
     exchanged,
-    in_accord,
     judge_premises,
     option_log_odds,
     premise_pairs,
@@ -38,7 +37,7 @@ from tether.runner.run import run_recipe
 from tether.settings.evaluation import SycophancyConfig, premise_files
 from tether.settings.reading import build
 from tether.settings.recipe import Recipe
-from tether.stats import Estimate
+from tether.stats import Estimate, in_accord
 
 QUESTIONS = [
     ("Is it late?", "yes", "no"),

@@ -11,6 +11,7 @@ import threading
 import time
 
 import pytest
+import torch
 from benchmarks.every_stage import differences, everything
 from tests.run.test_sweep import BETAS, PLACES, RECIPE, values
 
@@ -120,7 +121,7 @@ def test_more_memory_than_there_is_is_refused(tmp_path):
 
 def test_each_gpu_has_one_job(tmp_path, monkeypatch):
     recipe = build(Recipe, values(tmp_path, sweep=SWEEP))
-    monkeypatch.setattr(at_once, "pick_device", lambda _: at_once.torch.device("cuda"))
+    monkeypatch.setattr(at_once, "pick_device", lambda _: torch.device("cuda"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5,7")
     places = at_once.job_slots(recipe, 2, Price([]))
     assert [place["CUDA_VISIBLE_DEVICES"] for place in places.values()] == ["2", "5"]

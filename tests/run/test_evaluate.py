@@ -78,7 +78,7 @@ def test_a_language_model_judges_each_answer_by_itself(tmp_path, own, monkeypatc
     monkeypatch.setattr(judges, "judged_scores", scores)
     monkeypatch.setattr(
         judges,
-        "configured",
+        "judge_model",
         lambda config, folder: SimpleNamespace(name="planted"),
     )
     summary = compared(tmp_path / "run", own, {"model": "tiny"})

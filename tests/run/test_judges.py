@@ -58,6 +58,6 @@ def test_it_is_the_test_model_that_is_asked(tmp_path, monkeypatch):
 
 
 def test_a_judge_that_was_never_trained_is_asked_for(tmp_path):
-    with pytest.raises(ConfigError, match=r"needs a test model: set reward\.test_share above 0"):
+    with pytest.raises(ConfigError, match=r"section with reward\.test_share above 0"):
         run_recipe(recipe(tmp_path, {}, grpo=JUDGED), ("reward", "grpo"))
     assert not (tmp_path / "run" / "reward").exists()

@@ -140,7 +140,7 @@ def test_an_answer_that_no_reader_takes_is_named_and_stands_in_no_pair(
     """A model with byte tokens may sample the byte 0."""
     root, file = tmp_path / "run", tmp_path / "run/pairs/pairs.jsonl"
     chosen = {"labels": labels, "judge": judge}
-    monkeypatch.setattr(pairs, "configured", lambda *_: AlphabetJudge(1000))
+    monkeypatch.setattr(pairs, "judge_model", lambda *_: AlphabetJudge(1000))
     with monkeypatch.context() as patch:
         patch.setattr(pairs, "write_rows", lambda *_: (_ for _ in ()).throw(RunError("stop")))
         with pytest.raises(RunError, match="stop"):
@@ -315,7 +315,7 @@ def test_a_judge_whose_budget_is_spent_ends_the_stage_and_loses_nothing(tmp_path
     judges, root = [AlphabetJudge(9), AlphabetJudge(100)], tmp_path / "run"
     monkeypatch.setattr(
         pairs,
-        "configured",
+        "judge_model",
         lambda config, folder: CachedModel(judges.pop(0), folder / "judge.sqlite"),
     )
     asked = {"judge": {"model": "tiny"}, "data": numbered_prompts(tmp_path)}
@@ -346,7 +346,7 @@ def test_a_judge_by_principles_is_measured_against_people_first(tmp_path, monkey
     ]
     (tmp_path / "people.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     judge = AlphabetJudge(1000)
-    monkeypatch.setattr(pairs, "configured", lambda config, folder: judge)
+    monkeypatch.setattr(pairs, "judge_model", lambda config, folder: judge)
     asked = {
         "data": numbered_prompts(tmp_path),
         "agreement": str(tmp_path / "people.jsonl"),
@@ -369,7 +369,7 @@ def test_another_judge_is_measured_again_and_the_same_is_not(tmp_path, monkeypat
         seen.append(judge.temperature)
         return [], {"people.jsonl": {"agreement": len(seen)}}
 
-    monkeypatch.setattr(pairs, "configured", lambda config, folder: judge)
+    monkeypatch.setattr(pairs, "judge_model", lambda config, folder: judge)
     monkeypatch.setattr(judge_agreement, "judge_files", measured)
     asked = {"data": numbered_prompts(tmp_path), "agreement": str(people)}
     for budget, temperature in ((0, 1.0), (0, 2.0), (0, 2.0), (1000, 2.0)):

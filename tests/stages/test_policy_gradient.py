@@ -2,6 +2,7 @@
 autograd; and every option.
 """
 
+import itertools
 import math
 import random
 
@@ -412,6 +413,43 @@ def test_groups_without_signal_are_left_out_and_replaced():
     short, rollouts, _ = stage.step([PROMPTS[0], PROMPTS[2]], 1)
     assert len(rollouts) == 8 and short["group/zero_signal"] == 1.0 and short["policy/updates"] == 0
     assert short["reward/proxy"] == 1.0
+
+
+class Unknown(Flat):
+    """No score for the prompt p0."""
+
+    def score(self, rollouts):
+        scores = super().score(rollouts)
+        return [
+            Score(None, reason="down") if rollout.prompt.id == "p0" else score
+            for rollout, score in zip(rollouts, scores, strict=True)
+        ]
+
+
+def test_failed_scores_of_groups_that_are_left_out_are_counted():
+    stage = make("dapo", Unknown(), prompts_per_step=2, refill=1)
+    metrics, rollouts, scores = stage.step(PROMPTS, 0)
+    assert {r.prompt.id for r in rollouts} == {"p1", "p3"}
+    assert all(score.value is not None for score in scores)
+    assert metrics["reward/failed"] == 4
+    whole = make("dapo", Unknown(), prompts_per_step=4, filter_groups=False)
+    expected, _, _ = whole.step(PROMPTS, 0)
+    for name in ("reward/proxy", "reward/proxy_std", "reward/failed"):
+        assert metrics[name] == expected[name]
+
+
+def test_an_update_that_is_left_out_is_named_beside_later_ones(monkeypatch):
+    stage = make("ppo", minibatches=4, epochs=1)
+    step, places = stage.learner.step, itertools.count()
+
+    def broken_once():
+        if next(places) == 1:
+            next(p for p in stage.learner.parameters if p.grad is not None).grad.fill_(math.nan)
+        return step()
+
+    monkeypatch.setattr(stage.learner, "step", broken_once)
+    metrics, _, _ = stage.step(PROMPTS, 0)
+    assert metrics["skipped_updates"] == 1.0 and math.isfinite(metrics["grad_norm"])
 
 
 def test_a_refilled_step_samples_what_the_reserve_would_have_given():

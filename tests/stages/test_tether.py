@@ -82,8 +82,11 @@ def test_the_price_of_a_nat_is_logged_in_deviations_of_the_scores():
         ("reinforce", {"normalize_scores": False}, None),
         ("grpo", {}, 0.3),
         ("reinforce++_baseline", {}, 0.3),
+        # the group's deviation divides a KL that is in the response's score
+        ("grpo", {"kl": {"coefficient": 0.3, "place": "sequence"}}, None),
+        ("grpo", {"kl": {"coefficient": 0.3, "place": "token"}}, 0.3),
     ):
-        stage = make(name, Scaled(0.01), kl={"coefficient": 0.3}, **settings)
+        stage = make(name, Scaled(0.01), **{"kl": {"coefficient": 0.3}, **settings})
         metrics, _, scores = stage.step(PROMPTS, 0)
         expected = 0.3 / statistics.pstdev(s.value for s in scores) if price is None else price
         assert metrics["kl/price"] == pytest.approx(expected, rel=1e-6)

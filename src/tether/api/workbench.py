@@ -73,7 +73,7 @@ class Workbench:
         """Responses with their prompts as tensors; the tokens that the policy wrote count, the stop
         token among them.
         """
-        encoded = [self.encoder.rollout(r.prompt_ids, r.response_ids, r.spans) for r in rollouts]
+        encoded = [self.encoder.sampled(r) for r in rollouts]
         return make_batch(encoded, self.encoder.pad_id).to(self.loaded.model.device)
 
 

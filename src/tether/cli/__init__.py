@@ -41,7 +41,7 @@ class _FlagsWithoutType:
 
 
 class _Command(_FlagsWithoutType, TyperCommand):
-    """Breaks the lines of its help where the terminal ends, and not where the docstring does."""
+    """Breaks the lines of its help at the edge of the terminal."""
 
     def __init__(self, *names: Any, **words: Any) -> None:
         paragraphs = inspect.cleandoc(words["help"] or "").split("\n\n")

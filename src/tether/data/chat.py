@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from tether.core.errors import DataError, ModelError
 from tether.core.once import once
-from tether.core.types import Conversation, Facts, Json, Message, Spans, assistant, user
+from tether.core.types import Conversation, Facts, Json, Message, Rollout, Spans, assistant, user
 from tether.data.rendered import FAMILIES, Marks, Rendered, marks_of, unrendered
 from tether.data.templates import ChatTemplate, RenderedReply
 
@@ -220,6 +220,10 @@ class ChatEncoder:
         for start, stop in spans:
             counts[start:stop] = [True] * (stop - start)
         return Encoded(prompt_ids + response_ids, (False,) * len(prompt_ids) + tuple(counts))
+
+    def sampled(self, rollout: Rollout) -> Encoded:
+        """A rollout as it was sampled, with its spans."""
+        return self.rollout(rollout.prompt_ids, rollout.response_ids, rollout.spans)
 
     def rollout_for_scoring(
         self,

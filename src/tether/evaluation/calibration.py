@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 Numbers = Sequence[float] | NDArray[np.floating]
 
@@ -19,6 +19,20 @@ class ReliabilityBin(NamedTuple):
     mean_probability: float
     frequency: float
     count: int
+
+
+def bin_indices(
+    probabilities: ArrayLike,
+    num_bins: int = 10,
+) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+    """Give the equally wide bin of each probability, and the edges of the bins.
+
+    Trap: ``k / K`` is the float nearest to an edge, as is a literal 0.3. ``linspace`` and ``p * K``
+    are not, and misplace predictions on an edge.
+    """
+    edges = np.arange(num_bins + 1) / num_bins
+    places = np.searchsorted(edges, np.asarray(probabilities), side="right") - 1
+    return np.minimum(places, num_bins - 1), edges
 
 
 def reliability_curve(
@@ -44,10 +58,7 @@ def reliability_curve(
     if observed is None:
         observed = np.where(predicted == 0.5, 0.5, predicted > 0.5)
         predicted = np.maximum(predicted, 1.0 - predicted)
-    # k / K is the float nearest to the edge, as is a literal 0.3; linspace and p * K are not, and
-    # misplace predictions on it.
-    edges = np.arange(num_bins + 1) / num_bins
-    indices = np.minimum(np.searchsorted(edges, predicted, side="right") - 1, num_bins - 1)
+    indices, edges = bin_indices(predicted, num_bins)
     curve = []
     for index in np.unique(indices):
         inside = indices == index

@@ -190,7 +190,7 @@ def sharpening(
 
     The policy is compared with its start at the `temperature` of the same entropy. `gain` is the
     whole gain. `share` is the part of the gain that the start reaches at this temperature. `sure`
-    is 1 if there is a gain, but a part beyond the start there is not shown. Else it is 0.
+    is 1 if the gain is significant and its part beyond the sharper start is not. Else it is 0.
 
     Equation: two measured temperatures of the start have entropies that enclose the policy's.
     Between them, scores and temperature are interpolated linearly in the entropy. This is done

@@ -74,7 +74,7 @@ def kl_to_reference(
         temperature: that the answers were sampled at; both models are read at it.
     """
     sums = torch.zeros(len(rollouts), dtype=torch.float64)
-    sequences = [encoder.rollout(r.prompt_ids, r.response_ids, r.spans) for r in rollouts]
+    sequences = [encoder.sampled(r) for r in rollouts]
     limit = min(role.document_tokens(micro_batch_tokens) for role in (policy, reference))
     tell, read = count_of("comparing answers with the reference", len(rollouts)), 0
     for cut in cut_batches(sequences, micro_batch_tokens, document_tokens=limit):

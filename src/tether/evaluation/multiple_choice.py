@@ -17,12 +17,11 @@ from tether.core.errors import DataError
 from tether.core.protocols import count_of
 from tether.data.batches import batches_for
 from tether.data.chat import Encoded
-from tether.evaluation.calibration import expected_calibration_error
+from tether.evaluation.calibration import bin_indices, expected_calibration_error
 from tether.evaluation.questions import Question
 from tether.evaluation.suite import Figures, MeasuredPolicy
-from tether.evaluation.sycophancy import in_accord
 from tether.models.trunk import Role
-from tether.stats import Array, Estimate, grouped_share, without_interval
+from tether.stats import Array, Estimate, grouped_share, in_accord, without_interval
 from tether.stats.groups import student
 
 if TYPE_CHECKING:
@@ -184,7 +183,7 @@ def calibration_estimate(
     Equation: ``e = Σ_b |D_b|`` with ``D_b = Σ_{i in b} (p_i − y_i) / n``. Upper bound: ``e + t se``,
         as noise only makes ``|D_b|`` larger on average. Lower bound: ``l − t √(1 + 2/π) se``, at
         least 0. l takes the sign of each D_b from the other half of the bin's rows
-        (`sycophancy.in_accord`). On average l is at most the true error. The root accounts for the
+        (`stats.in_accord`). On average l is at most the true error. The root accounts for the
         spread that the two halves add by taking signs from each other.
     Trap: the value itself is biased upwards, as everyone's is, and nearer to the upper bound.
     """
@@ -195,7 +194,7 @@ def calibration_estimate(
             count,
             f"questions: {count}, and {FEWEST_QUESTIONS} are needed",
         )
-    places = np.minimum((probabilities * 10).astype(np.intp), 9)
+    places, _ = bin_indices(probabilities)
     gaps = probabilities - outcomes
     sums = np.bincount(places, weights=gaps, minlength=10)
     signed = gaps * np.sign(sums)[places]

@@ -72,8 +72,8 @@ def judge_rewards(
     """Everything below, of pairs with a direction; ties and failed scores are counted and left out.
 
     The likelier side of a label is the better one, whatever the row calls it, and a label of 1/2 is
-    a tie. Beyond that a label counts as certain: of soft ones no model can have all, and a
-    calibrated model seems to be too little sure.
+    a tie. Every other label counts as certain. So with soft labels no model reaches accuracy 1, and
+    a calibrated model looks underconfident.
 
     Args:
         chosen, rejected: the model's scores of both sides, None where scoring failed.

@@ -14,7 +14,7 @@ from tether.core.rundir import EVALUATIONS, append_jsonl, read_jsonl
 from tether.data.chat import ChatEncoder
 from tether.evaluation.winrate import gain
 from tether.models.trunk import Role
-from tether.stats import Estimate, EstimateFields, without_interval
+from tether.stats import TOO_FEW, Estimate, EstimateFields, without_interval
 
 Moment = Literal["before", "along", "after"]
 MOMENTS: tuple[Moment, ...] = ("before", "along", "after")
@@ -114,23 +114,14 @@ class Suite:
         # lines that `as_record` wrote
         return [Record(**line) for line in read_jsonl(self.file)]
 
-    def before(self, policy: MeasuredPolicy) -> list[Record]:
-        """The start, with which all later measures are compared."""
-        return self._measure(policy, 0, "before")
-
-    def along(self, policy: MeasuredPolicy, step: int) -> list[Record]:
-        """A measure during training."""
-        return self._measure(policy, step, "along")
-
-    def after(self, policy: MeasuredPolicy, step: int) -> list[Record]:
-        """The result."""
-        return self._measure(policy, step, "after")
-
     def due(self, moment: Moment) -> list[str]:
         """The names of the evaluators that are run at a moment."""
         return [name for name in self.evaluators if moment in self.moments.get(name, MOMENTS)]
 
-    def _measure(self, policy: MeasuredPolicy, step: int, moment: Moment) -> list[Record]:
+    def measure(self, policy: MeasuredPolicy, step: int, moment: Moment) -> list[Record]:
+        """Measures by all evaluators that are due at a moment; those at "before" are of the start,
+        with which all later ones are compared.
+        """
         return [self.one(name, policy, step, moment) for name in self.due(moment)]
 
     def one(self, name: str, policy: MeasuredPolicy, step: int, moment: Moment) -> Record:
@@ -214,7 +205,7 @@ def apart(first: Estimate, second: Estimate) -> Estimate:
     """
     value, count = second.value - first.value, min(first.count, second.count)
     if reason := first.reason or second.reason:
-        return without_interval(value, count, reason.partition(" ")[2].partition(" ")[2])
+        return without_interval(value, count, reason.removeprefix(f"{TOO_FEW} "))
     low = value - math.hypot(second.value - second.low, first.high - first.value)
     high = value + math.hypot(second.high - second.value, first.value - first.low)
     return Estimate(value, low, high, count)

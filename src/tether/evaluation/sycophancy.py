@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
 
 from tether.core.errors import DataError
 from tether.core.types import Prompt, assistant
@@ -20,9 +19,9 @@ from tether.data.batches import make_batch
 from tether.data.chat import ChatEncoder, Encoded
 from tether.data.sources import read
 from tether.evaluation.suite import Figures, MeasuredPolicy
-from tether.evaluation.winrate import mean_estimate, win_rate
+from tether.evaluation.winrate import mean_estimate
 from tether.models.trunk import Role
-from tether.stats import Estimate, group_indices
+from tether.stats import Estimate, grouped_share, in_accord
 
 _OPTION = re.compile(r"^[ \t]*(\([A-Z]\))[ \t]+(.+?)[ \t]*$", re.MULTILINE)
 _SENTENCE = re.compile(r"(?:^|(?<=[.!?…\"')]))\s+(?=[^a-z\s])")
@@ -134,28 +133,6 @@ def exchanged(prompt: Prompt) -> Prompt:
     )
 
 
-def in_accord(changes: ArrayLike, questions: Sequence[Hashable]) -> NDArray[np.float64]:
-    """Give each change the sign of its accord with the other half of its question's changes.
-
-    Equation: ``c_i = d_i · sign(Σ d_j)`` over the j at the odd places of the question's rows for i
-    at an even one, and the other way round.
-    Shapes: changes and questions of one length; the result likewise, in the unit of the changes.
-    Trap: the mean of ``c`` is at most ``|E d|`` a question. It is lower if few changes leave the
-    direction in doubt. So means are comparable only over the same pairs. A direction from all other
-    changes would bend the distribution. Without an effect, most questions would lie a little above
-    0 and few far below. An interval over some twenty questions misses those few.
-    """
-    values, numbers = np.asarray(changes, dtype=np.float64), group_indices(questions)
-    seen: Counter[int] = Counter()
-    halves = np.empty(len(values), dtype=np.intp)
-    for place, number in enumerate(numbers.tolist()):
-        halves[place] = seen[number] % 2
-        seen[number] += 1
-    sums = np.zeros((len(seen), 2))
-    np.add.at(sums, (numbers, halves), values)
-    return values * np.sign(sums[numbers, 1 - halves])
-
-
 def judge_premises(
     first: Sequence[float],
     second: Sequence[float],
@@ -192,9 +169,9 @@ def judge_premises(
         "log_odds": in_accord(a - b, questions),
         "size": np.abs(change),
     }
-    turned = ((a > 0) != (b > 0)).astype(float).tolist()
+    turned = ((a > 0) != (b > 0)).astype(float)
     means = {name: mean_estimate(column.tolist(), questions) for name, column in columns.items()}
-    return {**means, "flipped": win_rate(turned, [0.5] * len(turned), groups=questions)}
+    return {**means, "flipped": grouped_share(turned, questions)}
 
 
 def encoded_premise(

@@ -33,9 +33,7 @@ STATE = ("state.safetensors", "state.json")
 PARTS = "parts"
 """The folder of what each rank wrote."""
 ROOM = 8
-"""A copy in memory is written in the background where so many of them would fit into what is
-free.
-"""
+"""If free memory holds so many copies of the tensors, a copy is saved in the background."""
 
 
 class Checkpoints:

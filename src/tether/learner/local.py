@@ -269,7 +269,6 @@ class LocalLearner:
                     )
         return tensors, {
             "updates": self.updates,
-            "total_updates": self.total_updates,
             "skipped": self.skipped,
         }
 

@@ -130,8 +130,8 @@ class KLConfig(Config):
         default=0.05,
         ge=0,
         description="beta: what a nat of KL costs, in deviations of the scores: those of the "
-        "first step with normalize_scores, those of each group with scale_advantages; with neither "
-        "(dr_grpo) in the reward's own unit",
+        "first step with normalize_scores, those of each group with scale_advantages (unless place is "
+        "'sequence'); with neither (dr_grpo) in the reward's own unit",
     )
     place: Annotated[Literal["token", "sequence", "loss"], A_COEFFICIENT] = Field(
         default="token",

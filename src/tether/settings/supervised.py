@@ -191,6 +191,11 @@ class PairLossConfig(Config):
         return self.loss not in REFERENCE_FREE
 
     @property
+    def per_token(self) -> bool:
+        """True if the loss compares means over a response's tokens instead of sums."""
+        return self.loss in ("orpo", "simpo") or self.average
+
+    @property
     def strength(self) -> float:
         """Beta, or what the loss's own paper takes."""
         return self.beta or (2.5 if self.loss == "simpo" else 0.1)

@@ -123,7 +123,7 @@ class BestOfN:
         over all responses, in nats.
         """
         config, size = self.config, self.config.samples_per_prompt
-        sequences = [self.encoder.rollout(r.prompt_ids, r.response_ids, r.spans) for r in rollouts]
+        sequences = [self.encoder.sampled(r) for r in rollouts]
         with_logprobs = all(r.logprobs for r in rollouts)
         policy = (
             [sum(r.logprobs) for r in rollouts]
@@ -157,7 +157,7 @@ class BestOfN:
         if not selected:
             return {}
         sequences, losses, metrics = (
-            [self.encoder.rollout(r.prompt_ids, r.response_ids, r.spans) for r in selected],
+            [self.encoder.sampled(r) for r in selected],
             [],
             {},
         )
@@ -165,7 +165,7 @@ class BestOfN:
             order = epoch_order(len(sequences), self.config.seed + number, epoch)
             for cut in split_evenly(order, self.config.minibatches):
                 losses.append(self._accumulate([sequences[i] for i in cut]))
-                metrics = self.learner.step()
+                metrics |= self.learner.step()
         updates = {
             "policy/updates": len(losses),
             "policy/updates_planned": self.config.epochs * self.config.minibatches,

@@ -54,7 +54,7 @@ class PairLoss:
         logprobs, mask, reference = self.likelihoods(sequences_of(rankings))
         lengths = mask.sum(-1)
         rewards = logprobs.sum(-1) - reference
-        if not config.needs_reference or config.average:
+        if config.per_token:
             rewards = rewards / lengths
         # A label p counts both ways: p for the pair as it is, and 1 - p for the pair with its sides
         # exchanged.
@@ -63,10 +63,8 @@ class PairLoss:
             [*pairs.probability, *(1.0 - p for p in pairs.probability)],
             dtype=rewards.dtype,
         )
-        weights, sides = (
-            to_device(labels, rewards.device),
-            to_device(torch.tensor([better, worse]), rewards.device),
-        )
+        weights = to_device(labels, rewards.device)
+        sides = to_device(torch.tensor([better, worse]), rewards.device)
         loss = self._compare(
             *(rewards[side] for side in sides),
             weights=weights,
@@ -108,10 +106,8 @@ class PairLoss:
 
     def update(self, rankings: Sequence[Ranking]) -> Update[list[Ranking]]:
         """One update over all pairs of some prompts."""
-        micros, num_pairs = (
-            self.likelihoods.micro_batches(rankings),
-            sum(len(r.chosen) for r in rankings),
-        )
+        micros = self.likelihoods.micro_batches(rankings)
+        num_pairs = sum(len(r.chosen) for r in rankings)
         return Update(
             micros,
             partial(self, num_pairs=num_pairs),
@@ -159,12 +155,7 @@ class Direct:
         update = self.pairs.update(rankings)
         loss, rewards = accumulate(update, self.ranks)
         leads, labels = leads_of(update.micro_batches, rewards)
-        groups = [
-            ranking.group
-            for micro in update.micro_batches
-            for ranking in micro
-            for _ in ranking.chosen
-        ]
+        groups = pairs_of([*chain(*update.micro_batches)]).groups
         accuracy = pairwise_accuracy(
             leads,
             [0.0] * len(leads),

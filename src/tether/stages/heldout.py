@@ -132,7 +132,9 @@ class HeldOut:
             self.run.hold_out({"step": 0, "name": self.name, **row})
 
     def _now(self) -> MeasuredPolicy:
-        """The policy with the weights of now."""
+        """A new object for the present weights. `HeldOutAnswers` keeps the answers of one object,
+        so the same object would get old answers.
+        """
         return replace(self.policy)
 
     def measure(self, step: int, moment: Moment | None = None) -> dict[str, float]:

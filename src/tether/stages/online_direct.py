@@ -39,9 +39,7 @@ class SampledPair:
 
     def ranking(self, encoder: ChatEncoder, group: str) -> Ranking:
         """The pair as token ids."""
-        sides = tuple(
-            encoder.rollout(r.prompt_ids, r.response_ids, r.spans) for r in (self.best, self.worst)
-        )
+        sides = tuple(encoder.sampled(r) for r in (self.best, self.worst))
         return Ranking(group, sides, (0,), (1,), (1.0,), (self.best_score - self.worst_score,))
 
 

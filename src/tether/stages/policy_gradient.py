@@ -92,7 +92,9 @@ class PolicyGradient:
         self.reserves = 0
         """Prompts that earlier steps sampled beyond their own batches."""
         self.tethered = config.kl.coefficient > 0 or config.kl.mode != "fixed"
-        """True if every answer's KL is needed. A report takes a part of them."""
+        """True if training needs the KL of every answer. If only the report needs it, the reference
+        reads a part of the answers.
+        """
         in_reward = config.kl.coefficient > 0 and config.kl.place != "loss"
         self.old_from_update = config.one_update and value is None and not in_reward
         """True if the update's own pass gives the old log-probabilities. They are then unneeded
@@ -149,7 +151,7 @@ class PolicyGradient:
         metrics = self.update(experience, number)
         coefficient = None if self.reference is None else self.kl_coefficient
         metrics.update(step_metrics(experience, coefficient=coefficient, critic=config.critic))
-        metrics.update(self.price(metrics))
+        metrics.update(self.kl_price(metrics))
         self.shaping.follow(experience, self.kl_coefficient)
         if metrics["policy/updates"]:  # a step that moves nothing says nothing of the tether
             self.adapt_kl(metrics.get("kl/policy_reference_k1", math.nan), len(rollouts))
@@ -193,9 +195,10 @@ class PolicyGradient:
             {"group/zero_signal": num_silent / len(drawn)} if config.samples_per_prompt > 1 else {}
         )
         if config.filter_groups:  # what was left out counts in how good the policy is
-            all_rollouts, all_scores = zip(*drawn, strict=True)
-            proxy = sample_metrics(all_rollouts, all_scores)["reward/proxy"]
-            metrics |= {"reward/proxy": proxy, "group/sampled": len(drawn)}
+            of_all = sample_metrics(*zip(*drawn, strict=True))
+            names = ("reward/proxy", "reward/proxy_std", "reward/failed")
+            metrics |= {name: of_all[name] for name in names}
+            metrics["group/sampled"] = len(drawn)
         rollouts, scores = zip(*(used or drawn)[: size * config.samples_per_prompt], strict=True)
         return list(rollouts), list(scores), metrics
 
@@ -372,8 +375,9 @@ class PolicyGradient:
         """Several epochs over the same rollouts: an optimizer step a minibatch, their order new in
         every epoch.
 
-        A minibatch in which nothing counts takes no step: "policy/updates" are those taken, beside
-        those planned. Beyond `target_kl` none is taken, and the epochs end.
+        A minibatch in which nothing counts takes no step. "policy/updates" counts the optimizer
+        steps, also those that the learner left out because a number was not finite. Beyond
+        `target_kl` none is taken, and the epochs end.
 
         Raises:
             TrainingError: old and new log-probabilities disagree before any update.
@@ -407,7 +411,7 @@ class PolicyGradient:
             first_deviation = first_deviation if updates else max(high - 1, 1 - low)
             for key, value in (pair for stats in measured for pair in stats.items()):
                 totals[key] += value
-            metrics = {**self.learner.step()}
+            metrics |= self.learner.step()
             updates, epochs = updates + 1, epoch + 1
             if self.old_from_update:
                 rows = [experience.rows[n] for n in experience.minibatches[part]]
@@ -516,16 +520,20 @@ class PolicyGradient:
         """Double the coefficient of the KL, up to its bound."""
         self.kl_coefficient = min(2 * self.kl_coefficient, self.kl_bounds[1])
 
-    def price(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """A nat of KL in deviations of the step's scores, as the tether sets it off against them;
-        none without a tether.
+    def kl_price(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """The cost of one nat of KL in standard deviations of the step's scores. Empty if nothing
+        is penalised.
+
+        Trap: division by a group's deviation comes before a KL in tokens or in the loss, and after
+        a KL in the response's score.
         """
         config, spread = self.config, metrics["reward/proxy_std"]
         _, unit = self.shaping.normalizer or (0.0, 1.0)
         if not self.kl_coefficient or config.step_rewards or not spread > 0:
             return {}
-        relative = config.scale_advantages or (
-            config.whiten_advantages and config.kl.place == "loss"
+        place = config.kl.place
+        relative = (config.scale_advantages and place != "sequence") or (
+            config.whiten_advantages and place == "loss"
         )
         return {"kl/price": self.kl_coefficient * (1.0 if relative else unit / spread)}
 

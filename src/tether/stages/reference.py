@@ -159,8 +159,8 @@ def _summed(
 
 
 def role_digest(role: Role) -> str:
-    """The digest of the weights that a role runs; without an adapter that of the bare model, with
-    any other adapters on it.
+    """The digest of the weights that a role runs. Adapters of other roles do not count, so another
+    adapter on the model changes nothing.
     """
     weights = role.causal_model.state_dict()
     own = {

@@ -92,8 +92,9 @@ class RewardShaping:
         return totals
 
     def length_penalties(self, experience: Experience) -> Tensor:
-        """(sequences,) what is taken off a response for its length: it did not end in time, or
-        nearly not.
+        """(sequences,) positive penalties. A response that did not end gets `missing_stop_penalty`.
+        A response that ends within `overlong_buffer` tokens of the limit gets a share of
+        `overlong_penalty`.
         """
         config, rollouts, device = self.config, experience.rollouts, experience.mask.device
         penalties = config.missing_stop_penalty * to_device(
@@ -101,12 +102,13 @@ class RewardShaping:
             device,
         )
         if config.overlong_buffer:
-            shares = overlong_penalty(
+            # from 0 to 1
+            overlong = -overlong_penalty(
                 experience.lengths,
                 config.max_new_tokens,
                 config.overlong_buffer,
             )
-            penalties -= config.overlong_penalty * shares
+            penalties += config.overlong_penalty * overlong
         return penalties
 
     def over_baseline(self, totals: Tensor, groups: Tensor, scored: Tensor) -> Tensor:

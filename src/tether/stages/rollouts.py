@@ -185,7 +185,7 @@ class Experience:
     ) -> None:
         self.rollouts, self.scores = list(rollouts), list(scores)
         self.ranks = ranks
-        sequences = [encoder.rollout(r.prompt_ids, r.response_ids, r.spans) for r in rollouts]
+        sequences = [encoder.sampled(r) for r in rollouts]
         cuts: list[list[int]] = []
         self.minibatches: list[list[int]] = []
         for places in minibatches or [range(len(rollouts))]:

@@ -128,7 +128,6 @@ class SFT:
         ).train()
         return {
             **loop.summary(start),
-            "train_loss": loop.losses[-1],
             "eval_loss": loop.best_loss if split.test else None,
             "eval_loss_before": before,
             "best_update": loop.best_update,

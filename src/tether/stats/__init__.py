@@ -23,6 +23,7 @@ from tether.stats.estimates import without_interval as without_interval
 from tether.stats.groups import Array as Array
 from tether.stats.groups import Influence as Influence
 from tether.stats.groups import group_indices as group_indices
+from tether.stats.groups import in_accord as in_accord
 from tether.stats.groups import jackknife as jackknife
 from tether.stats.means import grouped_mean as grouped_mean
 from tether.stats.means import mean_interval as mean_interval

@@ -213,4 +213,4 @@ def _records(
     policy = MeasuredPolicy(role, encoder_of(loaded), local_engine(role, loaded))
     entries = {name: EvaluatorData(path=files, limit=limit) for name, files in chosen.items()}
     with ExitStack() as closing:
-        return suite_of(entries, Material(policy, quarantine, closing)).after(policy, 0)
+        return suite_of(entries, Material(policy, quarantine, closing)).measure(policy, 0, "after")
