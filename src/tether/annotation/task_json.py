@@ -211,6 +211,8 @@ def read_case(row: Row, labels: str = "", gold: bool = False) -> ReadCase:
     votes = row["annotations"] if has_votes(row) else ()
     read_pair = kind_reader(format_named("preference"), Comparison, "this row", [row])
     (pair,) = read_pair({**row, "annotations": None} if votes else row)
+    if isinstance(pair, DataError):
+        raise pair
     opinions, problems = readable_opinions(votes, _vote)
     case = case_of(replace(pair, id=str(row.get("id") or "")), opinions, labels=labels, gold=gold)
     stores = {str(vote.get("store") or "") for vote in votes if isinstance(vote, Mapping)}

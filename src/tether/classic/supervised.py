@@ -213,6 +213,8 @@ class SFTTrainer(_Trainer):
             (demonstration,) = kind_reader(layout, Demonstration, "this row", [dict(row)])(
                 dict(row),
             )
+            if isinstance(demonstration, DataError):
+                raise demonstration
             sequences = self.encoder.conversations(demonstration.messages)
         cut = [Encoded(sequence.ids[:limit], sequence.trained[:limit]) for sequence in sequences]
         if not any(sequence.num_trained for sequence in cut):

@@ -6,23 +6,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from tether.core.types import Json, Prompt
+from tether.core.types import Json, Prompt, Record
 from tether.data.formats.fields import prompt_digest
 from tether.data.formats.registry import prompt_of
 
 FILE = "trained_prompts.txt"
 
 
-def digest_of(record: Any) -> str:
+def digest_of(record: Record) -> str:
     """The digest of a record's prompt: equal for prompts that differ in case and white space
     only.
     """
     return prompt_digest(prompt_of(record))
 
 
-def write_seen(folder: Path, records: Iterable[object]) -> None:
+def write_seen(folder: Path, records: Iterable[Record]) -> None:
     """Write the digests of the prompts of these records into a model's folder, sorted, each once, a
     line each.
     """

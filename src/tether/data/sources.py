@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from tether.core.errors import DataError
 from tether.core.once import once
 from tether.core.rundir import append_jsonl
-from tether.core.types import Demonstration, Json, Problem, Prompt
+from tether.core.types import Demonstration, Json, Problem, Prompt, Record
 from tether.data.formats.advice import answer_like
 from tether.data.formats.cells import Cells
 from tether.data.formats.columns import renamed, strange_names
@@ -182,10 +182,10 @@ def read(
 
 def read_rows(
     sources: str | Path | Sequence[str | Path],
-    parse: Reader,
+    parse: Reader[T],
     quarantine: Quarantine | None = None,
     limit: int | None = None,
-) -> Iterator[Any]:
+) -> Iterator[T]:
     """Stream the values that `parse` makes of the rows (the first `limit` of each file); rows that
     it refuses go to quarantine.
 
@@ -273,7 +273,7 @@ class _File:
         if self.bad.unused and self.quarantine is None:
             once(_LOG.info, UNUSED_COLUMNS, self.place.name, self.bad.unused_columns())
 
-    def values(self, rows: Numbered, parse: Reader, *, named: bool) -> Iterator[Any]:
+    def values(self, rows: Numbered, parse: Reader[T], *, named: bool) -> Iterator[T]:
         """Values that `parse` makes of these rows. Each value gets an id if `named` is set.
 
         Raises:
@@ -330,7 +330,7 @@ class _File:
             if quarantine is not None:
                 quarantine.add(self.place.name, line, reason, content)
 
-    def _row(self, line: int, row: Row, parse: Reader, named: bool) -> Iterator[Any]:
+    def _row(self, line: int, row: Row, parse: Reader[T], named: bool) -> Iterator[T]:
         of_format = self._renamed(row)
         if isinstance(of_format, DataError | BadRow):
             self.reject(line, row, of_format if isinstance(of_format, DataError) else None)
@@ -359,7 +359,7 @@ class _File:
                 self.reject(line, row, error)
                 continue
             self.num_records += 1
-            if not named:
+            if not (named and isinstance(part, Record)):
                 yield part
                 continue
             part = replace(part, id=name if len(parts) == 1 else f"{name}:{number}")

@@ -265,7 +265,7 @@ class ChatTemplate:
         that also see images do.
         """
 
-        def is_written(content: Any) -> bool:
+        def is_written(content: object) -> bool:
             rows = [{"role": "user", "content": content}]
             try:
                 return _PROBES[0] in self.tokenizer.apply_chat_template(
@@ -306,7 +306,7 @@ def _plain_template(tokenizer: Any) -> str:
     )
 
 
-def _tools(messages: Conversation) -> list[Any] | None:
+def _tools(messages: Conversation) -> list[Json] | None:
     return next((json.loads(message.tools) for message in messages if message.tools), None)
 
 

@@ -7,13 +7,16 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tether.core.errors import DataError, one_line
 from tether.core.types import JsonValue
 from tether.data.formats import growth
 from tether.data.formats.columns import no_column_twice
 from tether.data.formats.json_rows import BadRow, Row
+
+if TYPE_CHECKING:
+    from pyarrow import Array, DataType, RecordBatch
 
 _BATCH = 256
 _UNREADABLE = OSError, UnicodeDecodeError, SystemError
@@ -78,7 +81,7 @@ def arrow_rows(stream: io.BufferedReader, where: str) -> Iterator[tuple[int, Row
     try:
         if bytes(stream.peek(6)[:6]) == b"ARROW1":
             file = pa.ipc.open_file(stream)
-            batches: Iterable[object] = map(file.get_batch, range(file.num_record_batches))
+            batches: Iterable[RecordBatch] = map(file.get_batch, range(file.num_record_batches))
         else:
             file = batches = pa.ipc.open_stream(stream)
         no_column_twice(file.schema.names, where)
@@ -90,7 +93,7 @@ def arrow_rows(stream: io.BufferedReader, where: str) -> Iterator[tuple[int, Row
         ) from error
 
 
-def _sound(batches: Iterable[Any]) -> Iterator[Any]:
+def _sound(batches: Iterable[RecordBatch]) -> Iterator[RecordBatch]:
     """The batches, each checked first: a damaged place in one would be read outside of its memory."""
     for batch in batches:
         for column in batch.columns:
@@ -98,12 +101,12 @@ def _sound(batches: Iterable[Any]) -> Iterator[Any]:
         yield batch
 
 
-def _check(column: Any) -> None:
+def _check(column: Array) -> None:
     """Check the places of a column. A text that is no UTF-8 costs its own row alone, later."""
     column.view(_as_bytes(column.type)).validate(full=True)
 
 
-def _as_bytes(kind: Any) -> Any:
+def _as_bytes(kind: DataType) -> DataType:
     """The same type with bytes in place of texts, inside lists and objects too."""
     import pyarrow as pa
 
@@ -123,20 +126,21 @@ def _at_once(num_bytes: int) -> int:
     return min(_BATCH, max(1, 4 * growth.FREE_BYTES // max(1, num_bytes)))
 
 
-def _parts(batch: Any) -> Iterator[Any]:
+def _parts(batch: RecordBatch) -> Iterator[RecordBatch]:
     size = _at_once(batch.nbytes)
     return (batch.slice(start, size) for start in range(0, batch.num_rows, size))
 
 
-def _size(value: Any) -> int:
+def _size(value: object) -> int:
     """The characters of all texts in a row."""
     if isinstance(value, str | bytes):
         return len(value)
-    inside = value.values() if isinstance(value, dict) else value
-    return sum(map(_size, inside)) if isinstance(value, dict | list) else 0
+    if isinstance(value, dict):
+        value = [*value.values()]
+    return sum(map(_size, value)) if isinstance(value, list) else 0
 
 
-def _rows(batches: Iterable[Any], where: str) -> Iterator[tuple[int, Row | BadRow]]:
+def _rows(batches: Iterable[RecordBatch], where: str) -> Iterator[tuple[int, Row | BadRow]]:
     number = grown = 0
     packed = os.path.getsize(where)
     for batch in batches:

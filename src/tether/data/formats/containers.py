@@ -14,14 +14,15 @@ import re
 import reprlib
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from tether.core.errors import DataError, MissingFileError, one_line
 from tether.core.once import once
+from tether.core.types import Facts
 from tether.data.formats import json_rows
 from tether.data.formats.arrow import arrow_rows, parquet_rows, without_added_nulls
 from tether.data.formats.columns import no_column_twice
@@ -196,7 +197,7 @@ def _hub_rows(name: str, config: str | None, split: str) -> Numbered:
         ) from error
 
 
-def _stream(name: str, config: str | None, split: str) -> Any:
+def _stream(name: str, config: str | None, split: str) -> Iterable[Facts]:
     """The rows of a split; a configuration that a data set does not have may be one of its
     folders.
     """
@@ -266,7 +267,7 @@ class _Unpacking(io.RawIOBase):
     def seek(self, place: int, whence: int = 0, /) -> int:
         return self.unpacked.seek(place, whence)
 
-    def readinto(self, buffer: Any, /) -> int:
+    def readinto(self, buffer: memoryview, /) -> int:
         """See io.RawIOBase.
 
         Raises:

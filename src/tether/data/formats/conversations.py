@@ -243,7 +243,7 @@ def marked_turns(row: Row, name: str) -> Conversation:
     )
 
 
-def prompt_reader(*columns: str) -> fields.Reader:
+def prompt_reader(*columns: str) -> fields.Reader[Prompt]:
     """A reader of the first of these columns that holds something."""
 
     def read(row: Row) -> Iterator[Prompt]:

@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from tether.core.errors import DataError
 from tether.core.types import (
@@ -32,7 +32,7 @@ from tether.data.formats.values import as_text, missing, sequence, sound
 
 T = TypeVar("T")
 Item = TypeVar("Item")
-Reader = Callable[[Row], Iterable[Any]]
+Reader = Callable[[Row], Iterable[T | DataError]]
 """A row -> its records. A `DataError` that is raised condemns the row, one that is yielded only
 that part of it.
 """

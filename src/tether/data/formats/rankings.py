@@ -24,6 +24,7 @@ from tether.core.types import (
     Demonstration,
     JsonValue,
     Prompt,
+    Record,
     assistant,
     user,
 )
@@ -229,7 +230,7 @@ def lists(row: Row) -> RankedResponses:
     )
 
 
-def readers(parse: Callable[[Row], RankedResponses]) -> dict[type, fields.Reader]:
+def readers(parse: Callable[[Row], RankedResponses]) -> dict[type, fields.Reader[Record]]:
     """Readers of a ranking: all its pairs, its best response, its prompt."""
 
     def best(row: Row) -> Iterator[Demonstration]:

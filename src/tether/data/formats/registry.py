@@ -18,6 +18,7 @@ from tether.core.types import (
     Feedback,
     Problem,
     Prompt,
+    Record,
     StepLabels,
 )
 from tether.data.formats import (
@@ -39,7 +40,14 @@ from tether.data.formats import (
 from tether.data.formats.advice import way_out
 from tether.data.formats.cells import Cells, without_cells
 from tether.data.formats.conversations import prompt_reader
-from tether.data.formats.fields import LeftOutError, Reader, demonstration, is_transcript, unfolded
+from tether.data.formats.fields import (
+    LeftOutError,
+    Reader,
+    T,
+    demonstration,
+    is_transcript,
+    unfolded,
+)
 from tether.data.formats.json_rows import Row
 from tether.data.formats.marks import refuse_bad_reply, refuse_media
 from tether.settings.synonyms import alike
@@ -86,7 +94,7 @@ class Format:
 
     name: str
     columns: str
-    readers: Mapping[type, Reader]
+    readers: Mapping[type, Reader[Record]]
     _: KW_ONLY
     holds: Callable[[Row], bool] | None = None
     refuses: tuple[type, ...] = ()
@@ -259,9 +267,6 @@ def is_feedback(row: Row) -> bool:
     return any(layout.matches(row) for layout in FORMATS if layout.kind is Feedback)
 
 
-Record = Prompt | Demonstration | Comparison | Feedback | StepLabels | Problem
-
-
 def prompt_of(record: Record) -> Conversation:
     """The turns before the response; of a demonstration, those before its last assistant turn."""
     if isinstance(record, Prompt):
@@ -321,12 +326,12 @@ class Conversion:
     make: Callable[[Any], Iterable[Any]]
     loses: tuple[str, ...] = ()
 
-    def lost(self, record: Any) -> Iterator[str]:
+    def lost(self, record: Record) -> Iterator[str]:
         """Names of the lost fields of a record that differ from their defaults."""
         defaults = {field.name: field.default for field in dataclass_fields(record)}
         for name in self.loses:
             # which is then what the demonstration says
-            bare = name == "answer" and not record.solution
+            bare = name == "answer" and isinstance(record, Problem) and not record.solution
             if getattr(record, name) != defaults[name] and not bare:
                 yield "last reply" if name == "messages" else name
 
@@ -371,7 +376,7 @@ def _with_tools(record: Record, tools: str) -> Record:
     )
 
 
-def reader_for(layout: Format, kind: type) -> Reader | None:
+def reader_for(layout: Format, kind: type[T]) -> Reader[T] | None:
     """The reader that gives `kind` from rows of this format, natively or by conversion; None if
     there is no way.
 
@@ -384,7 +389,7 @@ def reader_for(layout: Format, kind: type) -> Reader | None:
         return None
     parse = native or layout.readers[layout.kind]
 
-    def read(row: Row) -> Iterator[Any]:
+    def read(row: Row) -> Iterator[T | DataError]:
         cells = row if isinstance(row, Cells) else Cells(row)
         if isinstance(dict.get(cells, "id"), str | int):
             cells.get("id")
@@ -459,7 +464,7 @@ def detect(rows: Sequence[Row], kind: type | None, where: str) -> Format:
     return format_named(votes.most_common(1)[0][0])
 
 
-def kind_reader(layout: Format, kind: type, where: str, rows: Sequence[Row]) -> Reader:
+def kind_reader(layout: Format, kind: type[T], where: str, rows: Sequence[Row]) -> Reader[T]:
     """The reader of a file of this format for `kind`; `rows` are its first ones.
 
     Raises:
