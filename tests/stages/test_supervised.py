@@ -17,12 +17,22 @@ from tether.core.stopping import Interrupted
 from tether.data.prepare import Split
 from tether.learner.ranks import ALONE
 from tether.settings.learner import OptimizerConfig, SupervisedConfig
+from tether.stages import supervised
 from tether.stages.supervised import SupervisedLoop, Update
 
 TARGETS = [float(n % 5) for n in range(30)]
 
 
-def trained(folder, targets=TARGETS, progress=None, drawn=None, optimizer=(), plan=None, **config):
+def trained(
+    folder,
+    targets=TARGETS,
+    progress=None,
+    drawn=None,
+    optimizer=(),
+    plan=None,
+    held=(),
+    **config,
+):
     """A weight that is pulled towards one target an update; the weight, and the run."""
     weight = nn.Parameter(torch.zeros(3))
     plan = [[i] for i in range(len(targets))] if plan is None else plan
@@ -51,7 +61,7 @@ def trained(folder, targets=TARGETS, progress=None, drawn=None, optimizer=(), pl
     )
     SupervisedLoop(
         objective=objective,
-        split=Split(targets, (), {}),
+        split=Split(targets, held, {}),
         plan=plan,
         config=saving,
         run=run,
@@ -72,6 +82,24 @@ def test_rows_whose_loss_is_not_finite_are_left_out_and_kept_for_a_replay(tmp_pa
         "the loss of update 7 is nan"
     )
     assert first["rows"] == [None]  # JSON's word for NaN
+
+
+def test_an_evaluation_at_an_update_that_is_left_out_is_logged(tmp_path, monkeypatch):
+    measured = iter(range(100))
+    monkeypatch.setattr(supervised, "headline", lambda *_: {"eval_loss": 9.0 - next(measured)})
+    targets = [float("nan") if n == 7 else t for n, t in enumerate(TARGETS)]
+
+    def killed(done, *_):
+        if done == 10:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trained(tmp_path, targets, held=(1.0,), evaluate_every=4, progress=killed)
+    _, run = trained(tmp_path, targets, held=(1.0,), evaluate_every=4)
+    rows = {row["step"]: row for row in run.metrics()}
+    assert [step for step, row in rows.items() if "eval_loss" in row] == [*range(4, 29, 4), 30]
+    assert "loss" not in rows[8] and rows[8]["eval_loss"] == 8.0
+    assert len(rows) == 30
 
 
 def test_too_many_of_them_end_the_training_with_a_checkpoint_to_go_on_from(tmp_path):

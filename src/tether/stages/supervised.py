@@ -221,12 +221,14 @@ class SupervisedLoop:
                 with watchdog.step("update"):
                     metrics = self._update(chosen, number)
                 number, last = number + 1, number + 1 == len(plan)
-                if self.every and (last or number % self.every == 0):
-                    metrics |= self._evaluated()
-                metrics["time/step"] = time.perf_counter() - began
+                due = self.every and (last or number % self.every == 0)
+                evaluated = self._evaluated() if due else {}
+                metrics |= {**evaluated, "time/step": time.perf_counter() - began}
                 if "loss" in metrics and "skipped_updates" not in metrics:
                     self.losses.append(metrics["loss"])
                     self.run.log(metrics, number)
+                elif evaluated:  # an update that was left out has no loss
+                    self.run.log(evaluated, number)
                 drawn = draws_schedule(limit, self.learner, number, self.run)
                 due = drawn or last or number % self.config.checkpoint_every == 0
                 if due or ranks.once(lambda: stopping.to_save):
@@ -304,5 +306,5 @@ class SupervisedLoop:
         else:
             report_beginning(self.run)
         self.run.truncate(updates)
-        self.losses: list[float] = [row["loss"] for row in self.run.metrics()]
+        self.losses: list[float] = [row["loss"] for row in self.run.metrics() if "loss" in row]
         return updates
