@@ -119,6 +119,7 @@ def _finished(run: RunDirectory, section: Section, summary: Json, quarantine: Qu
     alarms = run.alarms()
     if not {alarm["detector"] for alarm in alarms} & {"kl_stuck", "unmoved"}:
         still = check_movement(steps, section.learning.model_dump(mode="json"), summary)
+        found = []
         if isinstance(still, Finding):
             alarm = Alarm(
                 detector="unmoved",
@@ -128,7 +129,9 @@ def _finished(run: RunDirectory, section: Section, summary: Json, quarantine: Qu
                 message=f"{still.message.rstrip('.')}: {still.evidence}",
                 advice=still.advice,
             )
-            run.alarm([alarm])
+            found.append(alarm)
+        # an empty file shows that the detectors ran
+        run.alarm(found)
     if steps:
         summary["alarms"] = run.alarms()
     summary["quarantine"] = quarantine.summary()
