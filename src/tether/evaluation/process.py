@@ -40,6 +40,11 @@ class StepCounts(NamedTuple):
     passed: float = 0.0
 
 
+TRUE_WRONG, FALSE_WRONG, TRUE_RIGHT, FALSE_RIGHT = range(4)
+ERRONEOUS, LOCATED, FLAWLESS, PASSED = range(4, 8)
+"""Places of the counts in an array of them."""
+
+
 def count_calls(right: Right, probabilities: Probabilities, threshold: float) -> StepCounts:
     """Count what a threshold calls wrong in one solution.
 
@@ -94,26 +99,29 @@ def step_f1(counts: Array) -> Array:
     """F1 of the wrong steps, ``2 TP / (2 TP + FP + FN)`` with *wrong* as the positive class; 0
     where none is called rightly.
     """
-    return _f1(counts[..., 0], counts[..., 1], counts[..., 3])
+    return _f1(counts[..., TRUE_WRONG], counts[..., FALSE_WRONG], counts[..., FALSE_RIGHT])
 
 
 def macro_f1(counts: Array) -> Array:
     """Mean of the F1 of wrong and of right steps: the PRMScore of PRMBench,
     https://arxiv.org/abs/2501.03124.
     """
-    return (step_f1(counts) + _f1(counts[..., 2], counts[..., 1], counts[..., 3])) / 2
+    return (
+        step_f1(counts)
+        + _f1(counts[..., TRUE_RIGHT], counts[..., FALSE_RIGHT], counts[..., FALSE_WRONG])
+    ) / 2
 
 
 def accuracy_erroneous(counts: Array) -> Array:
     """Share of the solutions with an error whose first wrong step is the first that is called
     wrong.
     """
-    return _ratio(counts[..., 5], counts[..., 4])
+    return _ratio(counts[..., LOCATED], counts[..., ERRONEOUS])
 
 
 def accuracy_flawless(counts: Array) -> Array:
     """Share of the solutions without an error in which nothing is called wrong."""
-    return _ratio(counts[..., 7], counts[..., 6])
+    return _ratio(counts[..., PASSED], counts[..., FLAWLESS])
 
 
 def first_error_f1(counts: Array) -> Array:
@@ -137,26 +145,26 @@ FAMILIES: dict[str, tuple[Metric, ...]] = {
 chooses its threshold.
 """
 _OBSERVATIONS: dict[Metric, tuple[list[int], ...]] = {
-    step_f1: ([0, 1, 3],),
-    macro_f1: ([0, 1, 3], [2, 1, 3]),
-    first_error_f1: ([4], [6]),
-    accuracy_erroneous: ([4],),
-    accuracy_flawless: ([6],),
+    step_f1: ([TRUE_WRONG, FALSE_WRONG, FALSE_RIGHT],),
+    macro_f1: ([TRUE_WRONG, FALSE_WRONG, FALSE_RIGHT], [TRUE_RIGHT, FALSE_WRONG, FALSE_RIGHT]),
+    first_error_f1: ([ERRONEOUS], [FLAWLESS]),
+    accuracy_erroneous: ([ERRONEOUS],),
+    accuracy_flawless: ([FLAWLESS],),
 }
 """The counts of which a metric is made: steps that are wrong or called so, or solutions; of two
 kinds the rarer one limits it.
 """
 _LOCATED: dict[Metric, tuple[list[int], ...]] = {
-    first_error_f1: ([4, 5], [6, 7]),
-    accuracy_erroneous: ([4, 5],),
-    accuracy_flawless: ([6, 7],),
+    first_error_f1: ([ERRONEOUS, LOCATED], [FLAWLESS, PASSED]),
+    accuracy_erroneous: ([ERRONEOUS, LOCATED],),
+    accuracy_flawless: ([FLAWLESS, PASSED],),
 }
 """The counts of solutions of one kind, and of those that were judged rightly."""
 _COUNTED: dict[Metric, list[int]] = {
-    step_f1: [0, 1, 2, 3],
-    macro_f1: [0, 1, 2, 3],
-    accuracy_erroneous: [4],
-    accuracy_flawless: [6],
+    step_f1: [TRUE_WRONG, FALSE_WRONG, TRUE_RIGHT, FALSE_RIGHT],
+    macro_f1: [TRUE_WRONG, FALSE_WRONG, TRUE_RIGHT, FALSE_RIGHT],
+    accuracy_erroneous: [ERRONEOUS],
+    accuracy_flawless: [FLAWLESS],
 }
 """The counts that are observations of a metric; `first_error_f1` observes solutions with and
 without an error.
@@ -197,7 +205,7 @@ def _estimate(metric: Metric, sums: Array, confidence: float) -> Estimate:
     """One metric from the counts of each problem, (problems, counts)."""
     total = sums.sum(0)
     value, without = float(metric(total)), metric(total - sums)
-    count = round(float(total[_COUNTED.get(metric, [4, 6])].sum()))
+    count = round(float(total[_COUNTED.get(metric, [ERRONEOUS, FLAWLESS])].sum()))
     sizes = [sums[:, columns].sum(1) for columns in _OBSERVATIONS[metric]]
     equal, trials = min(
         (float(size.sum() ** 2 / max((size**2).sum(), 1e-9)), float(size.sum())) for size in sizes
