@@ -162,7 +162,7 @@ def test_small_steps_and_a_kl_that_ends_the_training_take_every_answer():
         kl={"coefficient": 0.0, "mode": "stop", "target": 50.0},
     )
     stage.step(PROMPTS * 4, 0)
-    assert bool(stage.experience.compared.all())
+    assert bool(stage.experience.has_reference.all())
 
 
 def test_the_kl_is_that_of_all_answers_whatever_became_of_their_rewards():

@@ -288,10 +288,10 @@ class PolicyGradient:
                 if values is not None:
                     experience.put(name, place, batch.scatter(values))
         experience.complete()
-        experience.seen.fill_(not self.old_from_update)
-        experience.compared.index_fill_(
+        experience.has_logprobs.fill_(not self.old_from_update)
+        experience.has_reference.index_fill_(
             0,
-            to_device(torch.tensor(part), experience.compared.device),
+            to_device(torch.tensor(part), experience.has_reference.device),
             self.reference is not None,
         )
         if reference is None and self.reference is not None:
@@ -311,7 +311,7 @@ class PolicyGradient:
                 batch.scatter(reference.logprobs(batch, self.config.temperature)[0]),
             )
         some.complete("reference_logprobs")
-        experience.reference_logprobs[places, : some.drawn.shape[1]] = some.reference_logprobs
+        experience.reference_logprobs[places, : some.written_mask.shape[1]] = some.reference_logprobs
 
     def forward(
         self,
@@ -415,7 +415,7 @@ class PolicyGradient:
             updates, epochs = updates + 1, epoch + 1
             if self.old_from_update:
                 rows = [experience.rows[n] for n in experience.minibatches[part]]
-                experience.seen[torch.cat(rows)] = True
+                experience.has_logprobs[torch.cat(rows)] = True
         if self.old_from_update:
             experience.complete("logprobs", "entropy")
         if first_deviation > 0.2:
@@ -456,7 +456,11 @@ class PolicyGradient:
             denominator: tokens of the whole optimizer step; the metrics add up over its
                 micro-batches, the extreme ratios do not.
         """
-        batch, mask, config = experience.batches[index], experience.part("mask", index), self.config
+        batch, mask, config = (
+            experience.batches[index],
+            experience.rows_of("mask", index),
+            self.config,
+        )
         flat_logprobs, flat_entropy, flat_values = self.forward(batch, experience.common[index])
         logprobs, entropy = batch.scatter(flat_logprobs), batch.scatter(flat_entropy)
         if self.old_from_update:
@@ -465,10 +469,13 @@ class PolicyGradient:
         loss, diagnostics = surrogate(config, logprobs, experience, index, denominator)
         stats = {"policy/loss": loss.detach()}
         if config.kl.place == "loss" and self.kl_coefficient:
-            kl = kl_term(config, logprobs, experience, index) * experience.part("weights", index)
+            kl = kl_term(config, logprobs, experience, index) * experience.rows_of("weights", index)
             loss = loss + self.kl_coefficient * masked_sum(kl, mask) / denominator
         if flat_values is not None:
-            values, returns = experience.part("values", index), experience.part("returns", index)
+            values, returns = (
+                experience.rows_of("values", index),
+                experience.rows_of("returns", index),
+            )
             critic, clipped = losses.value_loss(
                 batch.scatter(flat_values),
                 values,

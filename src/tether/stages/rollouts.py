@@ -157,10 +157,11 @@ class Experience:
     in the same order. So old and new log-probabilities have the same numerics to the bit, and the
     first ratio is 1. `rows` are the places of their sequences, and `minibatches` the micro-batches
     of each optimizer step. `common` holds the output of the layers below the first adapter for each
-    micro-batch: the same for all roles and all epochs. A rollout that teaches nothing, such as one
-    whose reward failed, is masked out whole; `drawn` marks the tokens of all. `seen` and `compared`
-    mark the rollouts whose log-probabilities the policy and the reference have given. Only
-    `rollout_logprobs`, the engine's own, are there at the start.
+    micro-batch: the same for all roles and all epochs. `written_mask` marks all tokens that the policy
+    wrote. `mask` leaves out the rollouts that teach nothing, such as one whose reward failed, and
+    `num_taught` counts its tokens. `has_logprobs` and `has_reference` mark the rollouts whose
+    log-probabilities the policy and the reference have given. Only `rollout_logprobs`, the engine's
+    own, are there at the start.
 
     Args:
         minibatches: the rollouts of each optimizer step, every one in one of them; unset: all in
@@ -206,11 +207,11 @@ class Experience:
         self.common: list[Tensor | None] = [None] * len(self.batches)
         lengths = [sequence.num_trained for sequence in sequences]
         taught = [s.value is not None for s in scores] if taught is None else taught
-        self.counted = [length * counts for length, counts in zip(lengths, taught, strict=True)]
+        self.num_taught = [length * counts for length, counts in zip(lengths, taught, strict=True)]
         self.lengths = to_device(torch.tensor(lengths), device)
-        self.drawn = torch.arange(max(lengths), device=device)[None] < self.lengths[:, None]
-        self.mask = self.drawn & to_device(torch.tensor(taught), device)[:, None]
-        self.seen, self.compared = (
+        self.written_mask = torch.arange(max(lengths), device=device)[None] < self.lengths[:, None]
+        self.mask = self.written_mask & to_device(torch.tensor(taught), device)[:, None]
+        self.has_logprobs, self.has_reference = (
             torch.zeros_like(self.lengths, dtype=torch.bool) for _ in range(2)
         )
         zeros = partial(torch.zeros, self.mask.shape, device=device)
@@ -236,21 +237,21 @@ class Experience:
         """Tokens of micro-batch `number`, padding and all."""
         return self.batches[number].ids.numel()
 
-    def each(self, part: int, work: Callable[[int], T]) -> Iterable[T]:
-        """The results of the micro-batches of minibatch `part`: each is computed when asked for, by
-        the rank that owns it.
+    def each(self, minibatch: int, work: Callable[[int], T]) -> Iterable[T]:
+        """The results of the micro-batches of a minibatch, by its number. The rank that owns a
+        micro-batch computes its result when the caller reads it.
         """
-        return self.ranks.map(work, self.minibatches[part], self.size)
+        return self.ranks.map(work, self.minibatches[minibatch], self.size)
 
     def measure(
         self,
-        part: int,
+        minibatch: int,
         work: Callable[[int], Mapping[str, Tensor]],
     ) -> list[dict[str, float]]:
-        """Numbers by name, scalars, of each micro-batch of minibatch `part`, read by the host after
-        the last.
+        """Numbers by name, scalars, of each micro-batch of a minibatch, by its number. The host
+        reads them after the last one.
         """
-        rows = self.ranks.measure(work, self.minibatches[part], self.size)
+        rows = self.ranks.measure(work, self.minibatches[minibatch], self.size)
         return [{name: value for name, (value,) in row.items()} for row in rows]
 
     def complete(self, *names: str) -> None:
@@ -259,12 +260,12 @@ class Experience:
         """
         self.ranks.sum_([getattr(self, name) for name in names or EVALUATED])
 
-    def part(self, name: str, number: int) -> Tensor:
+    def rows_of(self, name: str, number: int) -> Tensor:
         """One matrix, cut to micro-batch `number`."""
         return getattr(self, name)[self.rows[number], : self.batches[number].num_steps]
 
     def put(self, name: str, number: int, values: Tensor) -> None:
-        """The inverse of `part`: (sequences, time) of micro-batch `number` into the matrix."""
+        """The inverse of `rows_of`: (sequences, time) of micro-batch `number` into the matrix."""
         if not self.ranks.idle:
             getattr(self, name)[self.rows[number], : self.batches[number].num_steps] = values
 
@@ -281,7 +282,7 @@ class Experience:
     def token_counts(self) -> list[int]:
         """Counted tokens of each minibatch: failed rewards count nothing."""
         return [
-            sum(self.counted[i] for number in part for i in self.cuts[number])
+            sum(self.num_taught[i] for number in part for i in self.cuts[number])
             for part in self.minibatches
         ]
 
@@ -368,7 +369,7 @@ def step_metrics(
     mask, rollouts, responses = experience.mask, experience.rollouts, experience.mask.any(-1)
     metrics, seen = (
         sample_metrics(rollouts, experience.scores),
-        experience.drawn & experience.seen[:, None],
+        experience.written_mask & experience.has_logprobs[:, None],
     )
     if spreads := [score.parts["spread"] for score in experience.scores if "spread" in score.parts]:
         metrics["reward/spread"] = statistics.fmean(spreads)
@@ -379,10 +380,10 @@ def step_metrics(
             metrics["policy/engine_gap"] = float(masked_mean(gap, seen))
     if coefficient is not None:
         metrics["kl/coefficient"] = coefficient
-        both = experience.seen & experience.compared
+        both = experience.has_logprobs & experience.has_reference
         kl = (
             kl_policy_reference_k1(experience.logprobs, experience.reference_logprobs)
-            * experience.drawn
+            * experience.written_mask
         ).sum(-1)
         if bool(both.any()):
             mean_kl = float(masked_mean(kl, both))

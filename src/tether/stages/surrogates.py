@@ -25,11 +25,11 @@ def surrogate(
     Shapes: `logprobs` are those of the present policy, (sequences, time).
     """
     old, advantages, mask = (
-        experience.part(name, index) for name in ("logprobs", "advantages", "mask")
+        experience.rows_of(name, index) for name in ("logprobs", "advantages", "mask")
     )
     weights, high = None, config.clip_range_high
     if config.importance != "none":
-        rollout, cap = experience.part("rollout_logprobs", index), config.importance_cap
+        rollout, cap = experience.rows_of("rollout_logprobs", index), config.importance_cap
         weights = losses.importance_weights(
             old,
             rollout,
@@ -74,7 +74,7 @@ def surrogate(
 
 def kl_term(config: PolicyConfig, logprobs: Tensor, experience: Experience, index: int) -> Tensor:
     """KL(policy || reference) of every token of micro-batch `index`, as the loss takes it."""
-    reference = experience.part("reference_logprobs", index)
+    reference = experience.rows_of("reference_logprobs", index)
     match config.kl.estimator:
         case "k2":
             return divergences.kl_policy_reference_k2(logprobs, reference)
@@ -83,6 +83,6 @@ def kl_term(config: PolicyConfig, logprobs: Tensor, experience: Experience, inde
         case "k3_corrected":
             return divergences.kl_policy_reference_k3_corrected(
                 logprobs,
-                experience.part("logprobs", index),
+                experience.rows_of("logprobs", index),
                 reference,
             )

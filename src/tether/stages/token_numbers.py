@@ -37,7 +37,7 @@ def token_rows(
         ids = experience.rollouts[place].written[:MOST_TOKENS]
         rows = torch.stack([one[place, : len(ids)] for one in matrices.values()]).tolist()
         measured = {
-            "kl": bool(experience.seen[place] and experience.compared[place]),
+            "kl": bool(experience.has_logprobs[place] and experience.has_reference[place]),
             "value": any(rows[1]),
             "advantage": True,
         }
@@ -46,7 +46,7 @@ def token_rows(
             "step": step,
             "sample": sample,
             "tokens": pieces(encoder, ids),
-            "counted": min(experience.counted[place], len(ids)),
+            "counted": min(experience.num_taught[place], len(ids)),
             **{
                 name: [float(f"{value:.3g}") for value in row]
                 for name, row in numbers

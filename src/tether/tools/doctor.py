@@ -358,7 +358,9 @@ def _loss(stage: PolicyGradient, probe: Probe, drift: float) -> float:
     experience.weights = stage.weights(experience)
     try:
         return float(
-            stage.accumulate(experience, 0, max(1, int(experience.part("mask", 0).sum())))["loss"],
+            stage.accumulate(experience, 0, max(1, int(experience.rows_of("mask", 0).sum())))[
+                "loss"
+            ],
         )
     finally:
         stage.learner.optimizer.zero_grad(set_to_none=True)
