@@ -126,6 +126,7 @@ def write_answers(place: Path, own: Mapping[str, Any], prompts: int, words: str 
         "0.3": {"before": estimate(0.52, 0.4, 0.6)},
     }
     control = {
+        "gold_before": 0.4,
         "gold_by_temperature": steps,
         "verdict": "better",
         "over_best_decoding": {

@@ -118,3 +118,31 @@ def test_names_of_folders_cannot_act_on_the_page(runs, tmp_path):
     assert (
         not any(tag == "img" for tag, _ in page.elements) and ("<img src=x onerror=1>") in page.text
     )
+
+
+@pytest.mark.parametrize("first", ["learned", "function"])
+def test_runs_by_different_kinds_of_reward_stand_on_one_page(runs, tmp_path, synthetic, first):
+    kinds = [first, "function" if first == "learned" else "learned"]
+    for folder, kind in zip(runs[1:], kinds, strict=True):
+        settings = {"steps": 24, "reward_source": kind}
+        steps = [
+            {key: value for key, value in row.items() if not key.startswith("gold")}
+            for row in synthetic.ppo_rows(24, 1.0, seed=0)
+        ]
+        synthetic.write_lines(folder / "ppo" / "metrics.jsonl", steps)
+        gain = {"value": 0.5, "low": 0.4, "high": 0.6, "count": 32}
+        synthetic.write(
+            folder / "ppo" / "summary.json",
+            {"steps": 24, "proxy_gain": gain, "kl": 3.0},
+        )
+        synthetic.write(
+            folder / "ppo" / "config.json",
+            {"ppo": settings, "model": {"source": "tiny"}, "seed": 0},
+        )
+    page = write_overlay(runs[1:], tmp_path / "page.html").read_text()
+    (table,) = [table for table in cells(page) if table[0][:2] == ["run", "verdict"]]
+    head, *rows = table
+    gains = [name for name in head if name in ("reward gain", "proxy gain")]
+    assert sorted(gains) == ["proxy gain", "reward gain"]
+    for row in rows:
+        assert sum(row[head.index(name)] not in ("", "–") for name in gains) == 1

@@ -3,6 +3,7 @@
 import base64
 import gzip
 import json
+import random
 
 import pytest
 
@@ -56,11 +57,40 @@ def test_what_is_too_much_for_a_page_is_counted_and_its_steps_are_spread(tmp_pat
     packed = packed_rollouts(read_journey(run).stages, most=4000)
     assert packed is not None and len(packed.text) <= 4000
     steps = {row[1] for row in unpacked(packed.text)["rows"] if row[0] == "ppo"}
-    assert (
-        {1, 300} <= steps
-        and "samples.jsonl" in packed.sentence
-        and "one step in" in packed.sentence
-    )
+    assert {1, 300} <= steps and len(steps) > 2
+    assert "samples.jsonl" in packed.sentence
+    shown = len(unpacked(packed.text)["rows"])
+    assert packed.sentence.startswith(f"{shown} of ")
+
+
+def test_each_stage_keeps_its_first_and_its_last_step(tmp_path, synthetic):
+    run = synthetic.write_quickstart(tmp_path / "run")
+    synthetic.write_lines(run / "ppo" / "samples.jsonl", rows(300))
+    short = [{**row, "step": 2 * row["step"]} for row in rows(10)]
+    synthetic.write_lines(run / "ppo-beta0" / "samples.jsonl", short)
+    packed = packed_rollouts(read_journey(run).stages, most=4000)
+    steps = {}
+    for row in unpacked(packed.text)["rows"]:
+        steps.setdefault(row[0], set()).add(row[1])
+    assert {1, 300} <= steps.pop("ppo")
+    assert {2, 20} <= max(steps.values(), key=len)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("most", "shown"), [(900, True), (10, False)])
+def test_two_steps_that_are_too_large_lose_rows(tmp_path, synthetic, most, shown):
+    run = tmp_path / "run"
+    draw = random.Random(0)
+    many = [
+        {"step": step, "prompt": "p", "response": draw.randbytes(60).hex(), "proxy": 0.0}
+        for step in (1, 2)
+        for _ in range(40)
+    ]
+    synthetic.write_lines(run / "ppo" / "metrics.jsonl", synthetic.ppo_rows(2, 1.0, seed=0))
+    synthetic.write_lines(run / "ppo" / "samples.jsonl", many)
+    packed = packed_rollouts(read_journey(run).stages, most=most)
+    assert (packed is not None) == shown
+    assert packed is None or 0 < len(packed.text) <= most
 
 
 def test_a_trace_lays_the_phases_of_each_step_before_its_end(tmp_path, synthetic):

@@ -22,9 +22,10 @@ from tether.core.errors import RunError
 from tether.core.rundir import read_json
 from tether.report.numbers import bracketed, decimal, signed
 from tether.report.page import write_report
+from tether.report.reading import SubRun
 from tether.report.sweep_answers import packed_answers
 from tether.report.sweep_figures import frontier
-from tether.report.sweeps import FIGURE_KEY, loosest, measures_of, read_sweep
+from tether.report.sweeps import FIGURE_KEY, control_gain, loosest, measures_of, read_sweep
 from tether.stats import normal_mean
 
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu"]
@@ -322,6 +323,41 @@ def test_the_verdict_names_the_greatest_gain_that_is_shown(tmp_path, gains, head
     greatest = max(gains, key=lambda beta: sum(gains[beta])) == float(names)
     assert ("It is the greatest of 2 means" in verdict) == greatest
     assert "After Holm's correction for 2 comparisons, " in verdict
+
+
+def test_the_weakest_penalty_is_that_of_the_coefficient(tmp_path):
+    """A larger target is a weaker penalty; a place and a horizon have no order."""
+    for key, values in (("ppo.kl.target", (3.0, 12.0)), ("ppo.kl.horizon", (100, 10000))):
+        run = write_sweep(tmp_path / key, {key: values, "seed": (0,)})
+        for value, kl in zip(values, (3.0, 12.0), strict=True):
+            path = run / f"sweep/{key}={value},seed=0/ppo/summary.json"
+            write(path, ppo_summary(kl=kl, gold_gain=estimate(0.1, 0.0, 0.2)))
+        sweep = read_sweep(run)
+        assert loosest(sweep, measures_of(sweep)) == 1
+
+
+def test_the_control_starts_at_the_temperature_of_training(tmp_path):
+    policy = SubRun("ppo", summary={
+        "gold_before": 0.4,
+        "gold_by_temperature": {
+            "1": {"before": estimate(-0.62, -0.7, -0.5)},
+            "0.7": {"before": estimate(0.4, 0.3, 0.5)},
+            "0.3": {"before": estimate(0.6, 0.5, 0.7)},
+        },
+        "over_best_decoding": {"temperature": 0.3},
+    })  # fmt: skip
+    assert control_gain(policy) == pytest.approx((0.2, 0.3))
+
+
+def test_the_verdict_names_what_the_interval_of_a_single_run_is_over(tmp_path):
+    run = write_sweep(tmp_path / "run", {KEY: (0.0, 0.05), "seed": (0,)})
+    for beta in (0.0, 0.05):
+        path = run / f"sweep/{KEY}={beta},seed=0/ppo/summary.json"
+        write(path, ppo_summary(kl=4.0, gold_gain=estimate(beta + 2.0, 1.9, 2.1)))
+    text = html.unescape(write_report(run).read_text())
+    verdict = text[text.index('id="at-verdict"') : text.index('id="at-setting"')]
+    assert "over prompts; other seeds may differ by more" in verdict
+    assert "over seeds" not in verdict
 
 
 def test_the_interval_of_a_share_ends_at_one(tmp_path):

@@ -26,9 +26,9 @@ def experience(ids, **flags) -> Any:
         reference_logprobs=-numbers - 0.123456,
         values=numbers / 2,
         advantages=numbers - 1,
-        seen=torch.tensor([True, True]),
-        compared=torch.tensor([True, False]),
-        counted=[count, 0],
+        has_logprobs=torch.tensor([True, True]),
+        has_reference=torch.tensor([True, False]),
+        num_taught=[count, 0],
         **flags,
     )
 

@@ -146,13 +146,15 @@ def _row(run: Laid) -> dict[str, str]:
     seconds = finite(journey.own.summary.get("seconds")) or sum(
         finite(s.summary.get("seconds")) or 0.0 for s in journey.stages
     )
+    moved = bracketed(proxy_gain(judged), signed)
     ranked = journey.stage("direct", "rounds").summary.get("heldout_accuracy")
     return {
         "run": run.name,
         "verdict": run.verdict.headline,
         "method": about.title(journey),
         "steps": f"{steps:,.0f}" if steps else "",
-        "reward gain" if own else "proxy gain": bracketed(proxy_gain(judged), signed),
+        "reward gain": moved if own else "",
+        "proxy gain": "" if own else moved,
         "held-out before": bracketed(heldout.before, show) if heldout else "",
         "held-out after": bracketed(heldout.after, show) if heldout else "",
         "gold gain": bracketed(gold_gain(judged), signed),

@@ -26,23 +26,25 @@ class Packed(NamedTuple):
 
 
 def packed_rollouts(stages: Sequence[SubRun], most: int = MOST) -> Packed | None:
-    """The rollouts of all stages; beyond `most` characters those of every so many steps. None:
-    there are none.
+    """The rollouts of all stages. If they take more than `most` characters, those of fewer steps,
+    at last of fewer rows. None: there are none, or not one fits.
     """
-    rows = [(stage, row) for stage in stages for row in _rollouts(stage)]
-    if not rows:
-        return None
+    rows = kept = [(stage, row) for stage in stages for row in _rollouts(stage)]
     every = 1
-    while len(text := _packed(stages, _of_steps(rows, every))) > most:
+    while kept and len(text := _packed(stages, kept)) > most:
         every *= max(2, ceil(len(text) / most))
-    steps = len({(stage.name, row["step"]) for stage, row in rows})
-    number = thousands(len(rows))
-    if every == 1:
+        fewer = _of_steps(rows, every)
+        kept = fewer if len(fewer) < len(kept) else kept[1::2]
+    if not kept:
+        return None
+    steps = len({(stage.name, row["step"]) for stage, row in kept})
+    number = thousands(len(kept))
+    if len(kept) == len(rows):
         return Packed(text, f"All {number} rollouts that were recorded, of {steps} steps.")
     return Packed(
         text,
-        f"Of {number} recorded rollouts those of one step in {every}: the page would be too large "
-        "with all. All of them are in samples.jsonl of the stage.",
+        f"{number} of {thousands(len(rows))} recorded rollouts, of {steps} steps: the page would be "
+        "too large with all. All of them are in samples.jsonl of the stage.",
     )
 
 
@@ -72,10 +74,12 @@ def _tokens(row: Row) -> Row | None:
 
 
 def _of_steps(rows: Sequence[tuple[SubRun, Row]], every: int) -> list[tuple[SubRun, Row]]:
-    """The rows of the first step, of the last, and of one in so many between."""
-    steps = sorted({row["step"] for _, row in rows})
-    chosen = {*steps[::every], steps[-1]}
-    return [(stage, row) for stage, row in rows if row["step"] in chosen]
+    """The rows of each stage's first step, of its last, and of one in so many between."""
+    steps: dict[str, set[float]] = {}
+    for stage, row in rows:
+        steps.setdefault(stage.name, set()).add(row["step"])
+    chosen = {name: {*sorted(own)[::every], max(own)} for name, own in steps.items()}
+    return [(stage, row) for stage, row in rows if row["step"] in chosen[stage.name]]
 
 
 def _packed(stages: Sequence[SubRun], rows: Sequence[tuple[SubRun, Row]]) -> str:

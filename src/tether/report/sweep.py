@@ -190,6 +190,7 @@ def _verdict(sweep: Sweep, gain: Measured | None, kl: Measured | None) -> Conclu
         name=gain.name,
         gain=bracketed(means[best], gain.show),
         kl=bracketed(spent),
+        over=SAYS["over-seeds" if len(gain.values[best]) > 1 else "over-prompts"],
     )
     sentences = [numbers]
     if best == gain.greatest and len(means) > 1:

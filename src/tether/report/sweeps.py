@@ -155,7 +155,8 @@ SHARES_OF_TASKS = ("acc", "acc_norm", "exact_match")
 
 def control_gain(policy: SubRun) -> tuple[float, float] | None:
     """The gain of the start at its best temperature over the start at the training's temperature,
-    and the best temperature. None if the start was measured at one temperature.
+    and the best temperature. None if the start was measured at one temperature, or if the summary
+    does not have its score at that of training.
     """
     control = control_of(policy.summary)
     rows = mapping(control.get("by_temperature"))
@@ -165,9 +166,13 @@ def control_gain(policy: SubRun) -> tuple[float, float] | None:
         for temperature, row in rows.items()
         if (before := estimate(mapping(row).get("before")))
     }
-    if best is None or best not in starts or len(starts) < 2:
+    headline = control.get("correct") or control.get("score")
+    measured = estimate(mapping(headline).get("before"))
+    own = finite(policy.summary.get("gold_before"))
+    own = measured.value if own is None and measured else own
+    if own is None or best is None or best not in starts or len(starts) < 2:
         return None
-    return starts[best] - next(iter(starts.values())), best
+    return starts[best] - own, best
 
 
 def read_sweep(run: Path) -> Sweep | None:
@@ -356,7 +361,7 @@ def loosest(sweep: Sweep, measures: Sequence[Measured]) -> int | None:
     if len(begun) < 2:
         return None
     for place, (key, order) in enumerate(sweep.keys.items()):
-        if key.endswith("beta") or "kl." in key:
+        if key.endswith(("beta", "kl.coefficient")):
             return min(begun, key=lambda n: order.index(sweep.settings[n].values[place]))
     kl = next((one for one in measures if one.key == "kl"), None)
     return kl and kl.greatest

@@ -311,7 +311,9 @@ class PolicyGradient:
                 batch.scatter(reference.logprobs(batch, self.config.temperature)[0]),
             )
         some.complete("reference_logprobs")
-        experience.reference_logprobs[places, : some.written_mask.shape[1]] = some.reference_logprobs
+        experience.reference_logprobs[places, : some.written_mask.shape[1]] = (
+            some.reference_logprobs
+        )
 
     def forward(
         self,
