@@ -21,6 +21,7 @@ import torch
 from typer.main import get_command
 
 from tether import __version__
+from tether.annotation.answers import read_answers
 from tether.cli import PANELS, app, main
 from tether.cli.options import complete_recipe, complete_stage
 from tether.models.loading import pick_dtype
@@ -212,6 +213,13 @@ def test_stages_one_by_one_need_their_predecessors(project):
         (["data", "inspect", "empty.jsonl"], "empty"),
         (["report", "folder"], "folder"),
         (["generate", "tiny"], "nothing to answer"),
+        (["generate", "tiny", "Hello", "--limit", "3"], "--limit has no effect without --file"),
+        (["judge", "m", "c.jsonl", "--page", "x"], "--page has no effect without --prompts"),
+        (["judge", "m", "c.jsonl", "--seed", "5"], "--seed has no effect without --prompts"),
+        (
+            ["judge", "a", "b", "--prompts", "c.jsonl", "--judge", "m", "--format", "hh"],
+            "--format has no effect with --prompts",
+        ),
         (
             ["generate", "tiny", "-p", "long " * 300, "--max-new-tokens", "100"],
             "does not fit the model's context",
@@ -226,6 +234,30 @@ def test_mistakes_are_one_clear_message(project, arguments, message):
     result = tether(*arguments, cwd=project)
     assert result.returncode == 2, result.stdout + result.stderr
     assert message in " ".join(result.stderr.split()) and "Traceback" not in result.stderr
+
+
+def test_answers_to_conversations_keep_their_conversations(project):
+    """Two conversations that end in the same words, answered and collected as answers to judge."""
+    talks = [
+        [("user", topic), ("assistant", "Yes."), ("user", "Continue.")]
+        for topic in ("A poem.", "A law.")
+    ]
+    rows = [
+        {"id": f"t{n}", "prompt": [{"role": role, "content": text} for role, text in talk]}
+        for n, talk in enumerate(talks)
+    ]
+    (project / "talks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked = ("generate", "tiny", "--file", "talks.jsonl", "-o", "out.jsonl")
+    done = tether(*asked, "--max-new-tokens", "4", cwd=project)
+    assert done.returncode == 0, done.stderr
+    answers = [*read_answers(project / "out.jsonl")]
+    found = [[(turn.role, turn.content) for turn in one.prompt] for one in answers]
+    assert found == talks
+    for row in rows:
+        row |= {"prompt": "Continue.", "response": "Well."}
+    (project / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    named = read_answers(project / "own.jsonl", prompts=project / "talks.jsonl")
+    assert [[(turn.role, turn.content) for turn in one.prompt] for one in named] == talks
 
 
 def test_the_version_names_what_a_report_of_a_fault_needs(project):

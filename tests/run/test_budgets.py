@@ -460,6 +460,42 @@ def test_the_price_says_what_a_budget_is_enough_for(section, minutes, says, tmp_
     )
 
 
+def test_a_budget_of_a_stage_is_that_of_one_round(tmp_path):
+    """Three rounds of ten minutes, of which each has five."""
+    made = direct(tmp_path, tmp_path / "run", budget=5)
+    rounds = {
+        "name": "direct",
+        "work": "",
+        "steps": 100,
+        "step": 6.0,
+        "before": 0.0,
+        "after": 0.0,
+        "memory": 0,
+        "rounds": 3,
+    }
+    lines = [*budget_lines(made, Price([StagePrice(**rounds)]))]
+    assert len(lines) == 1 and "start with direct.budget = 10 " in lines[0]
+
+
+def test_the_time_of_earlier_starts_counts_in_the_budget_that_is_enough(tmp_path):
+    """Eight minutes are gone and five are left."""
+    root = tmp_path / "run"
+    made = direct(tmp_path, root, budget=9)
+    (root / "direct").mkdir(parents=True)
+    (root / "direct" / "summary.json").write_text(json.dumps({"seconds": 480.0}))
+    price = StagePrice(
+        name="direct",
+        work="",
+        steps=50,
+        step=6.0,
+        before=0.0,
+        after=0.0,
+        memory=0,
+    )
+    (line,) = budget_lines(made, Price([price]))
+    assert "start with direct.budget = 13 " in line
+
+
 @pytest.mark.parametrize(("minutes", "steps"), [(1, 6), (2.5, 15)])
 def test_the_doctor_names_the_key_of_a_budget_that_was_too_small(minutes, steps, tmp_path):
     """16 steps of ten seconds: three minutes are enough."""

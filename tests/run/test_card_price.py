@@ -2,7 +2,7 @@
 
 import pytest
 
-from tether.planning.devices import gpu
+from tether.planning.devices import gpu, kind_of
 from tether.planning.memory import Planner
 from tether.planning.plan import plan, shape_config
 from tether.planning.price import CLOSING, costs
@@ -18,6 +18,25 @@ whole took 172.
 """
 WHOLE = 172
 SHAPE = "qwen2.5-1.5b"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA L4", "l4"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA GH200 480GB", None),
+        ("NVIDIA L40", None),
+        ("NVIDIA A10G", None),
+        ("NVIDIA RTX A1000", None),
+    ],
+)
+def test_a_card_has_its_own_data_sheet_or_is_measured(name, kind):
+    assert kind_of(name) == kind
 
 
 def test_the_quickstarts_price_is_within_a_third():

@@ -51,6 +51,15 @@ def test_rows_are_counted_by_prompt_and_measured_in_tokens(tmp_path):
     assert sizes.prompt in (16, 17) and sizes.answer == round((2 + (3 + 6) / 2) / 2) + 8
 
 
+def test_prompts_of_another_length_leave_the_measured_answers(tmp_path):
+    made = recipe(tmp_path, direct={"data": rows_file(tmp_path)})
+    measured = row_sizes(made, ["direct"])["direct"]
+    given = row_sizes(made, ["direct"], 1000)["direct"]
+    assert (given.prompt, given.answer) == (1000, measured.answer)
+    assert given.longest == (1000, measured.longest[1])
+    assert row_sizes(made, ["direct"], measured.prompt)["direct"].answer == measured.answer
+
+
 def test_updates_and_their_time_by_hand(tmp_path):
     """18 of 20 prompts are learned from, three times, 8 in an update: nine of 10 s; two are read at
     0.4 of that in an epoch.

@@ -60,7 +60,8 @@ def read_answers(
     `tether generate --output` writes it. Columns of the row apply to all of its answers.
 
     Args:
-        prompts: a file of prompts with ids, for rows that name their prompt by `id` alone.
+        prompts: a file of prompts with ids. A row's `id` names its prompt there; a row with another
+            id has a prompt of its own.
         limit: the number of rows of each file to read.
         origin: `model`, `checkpoint`, `sampling` of answers that do not say.
 
@@ -81,10 +82,9 @@ def _answers(
     prompts: Mapping[str, Conversation | None],
     origin: Facts,
 ) -> Iterator[Answer]:
-    has_prompt = any(not missing(row.get(name)) for name in PROMPTS)
-    question = (
-        prompt_turns(row, *PROMPTS) if has_prompt else prompts.get(str(row.get("id", "")), ())
-    )
+    question = prompts.get(str(row.get("id", "")), ())
+    if question == () and any(not missing(row.get(name)) for name in PROMPTS):
+        question = prompt_turns(row, *PROMPTS)
     if question is None:
         raise DataError(
             f"ambiguous prompt: several rows of --prompts have the id {row['id']!r:.40}",

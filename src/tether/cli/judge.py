@@ -130,7 +130,7 @@ def judge_pairs(
 
     console = Terminal()
     words = read_rubric(judging.rubric)
-    _check_duel(against.prompts, against.judge, files)
+    _check_duel(against, judging, files)
     chat = _opened(against.judge or model, asking, asking.reasoning_tokens)
     pair_judge = PairJudge(chat, words, temperature=judging.temperature)
     if against.prompts:
@@ -156,7 +156,8 @@ def judge_pairs(
         point_to(console, f"{len(labels):,} labels", judging.output)
 
 
-def _check_duel(prompts: list[str] | None, judge: str | None, files: list[str]) -> None:
+def _check_duel(against: DuelOptions, judging: JudgingOptions, files: list[str]) -> None:
+    prompts, judge = against.prompts, against.judge
     if prompts and (judge is None or len(files) != 1):
         raise ConfigError(
             "to compare two models, give two models and a judge: tether judge A B "
@@ -164,6 +165,12 @@ def _check_duel(prompts: list[str] | None, judge: str | None, files: list[str]) 
         )
     if judge is not None and not prompts:
         raise ConfigError("--judge belongs to the comparison of two models: give --prompts too")
+    if prompts and judging.format != "auto":
+        raise ConfigError("--format has no effect with --prompts")
+    usual = vars(DuelOptions())
+    idle = [name for name, value in vars(against).items() if value != usual[name]]
+    if idle and not prompts:
+        raise ConfigError(f"--{idle[0].replace('_', '-')} has no effect without --prompts")
 
 
 def _compare(

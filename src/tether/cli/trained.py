@@ -72,8 +72,11 @@ def generate(
     from tether.build.roles import load_policy, local_engine
     from tether.core.rundir import write_jsonl
     from tether.core.types import Prompt, Sampling, user
+    from tether.data.rows import turn_rows
     from tether.data.sources import read
 
+    if limit is not None and file is None:
+        raise ConfigError("--limit has no effect without --file")
     sampling = Sampling(answers.max_new_tokens, answers.temperature, answers.top_k, answers.top_p)
     rows = [
         Prompt((user(text),), f"p{n}") for n, text in enumerate([*(prompts or ()), *(prompt or ())])
@@ -90,7 +93,9 @@ def generate(
         fields = (
             {
                 "id": r.prompt.id,
-                "prompt": r.prompt.text,
+                "prompt": r.prompt.text
+                if len(r.prompt.messages) == 1
+                else turn_rows(r.prompt.messages),
                 "response": r.text,
                 "stop": r.stop_reason.value,
             }

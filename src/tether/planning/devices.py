@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -110,8 +111,16 @@ def machine_for(device: str) -> Device:
         return this_machine()
     name = torch.cuda.get_device_name(place)
     memory = torch.cuda.get_device_properties(place).total_memory
-    kind = max((kind for kind in KINDS if kind in _plain(name)), key=len, default=None)
+    kind = kind_of(name)
     return _measured_gpu(place, name, memory) if kind is None else gpu(round(memory / 1e9, 1), kind)
+
+
+def kind_of(name: str) -> str | None:
+    """The data sheet of a GPU, by the words of its name: an L40 is no L4. None: there is none here,
+    as for a mobile card.
+    """
+    words = re.sub(r"rtx[ -](?=\d)", "rtx", name.lower()).replace("-", " ").split()
+    return None if "laptop" in words else next((kind for kind in KINDS if kind in words), None)
 
 
 def _measured_gpu(place: torch.device, name: str, memory: int) -> Device:

@@ -196,11 +196,7 @@ def seconds_of(folder: Path) -> float:
 
 def ends_of(recipe: BaseRecipe, price: Price) -> dict[str, float]:
     """Seconds after which budgets end each stage, all of its rounds together."""
-    root = Path(recipe.run)
-    spent = {
-        name: sum(seconds_of(place / name) for place in (root, *root.glob(ROUNDS)))
-        for name in recipe.stages
-    }
+    spent = _spent(recipe)
     ends = {
         stage.name: stage.rounds * 60 * (own_budget(recipe, stage.name) or math.inf)
         - spent[stage.name]
@@ -216,8 +212,17 @@ def ends_of(recipe: BaseRecipe, price: Price) -> dict[str, float]:
     return {name: min(ends[name], share) for name, share in zip(ends, shares, strict=True)}
 
 
+def _spent(recipe: BaseRecipe) -> dict[str, float]:
+    """Seconds that earlier starts took for each stage, all of its rounds together."""
+    root = Path(recipe.run)
+    return {
+        name: sum(seconds_of(place / name) for place in (root, *root.glob(ROUNDS)))
+        for name in recipe.stages
+    }
+
+
 def own_budget(recipe: BaseRecipe, name: str) -> float | None:
-    """Minutes of a stage's own budget."""
+    """Minutes of a stage's own budget, which is that of one round."""
     section = recipe.section(name)
     return (
         section.budget.minutes
@@ -230,22 +235,31 @@ def budget_lines(recipe: BaseRecipe, price: Price) -> Iterator[str]:
     """Sentences on the effect of time budgets: the part of the work that fits, and the way to have
     all of it.
     """
-    ends = ends_of(recipe, price)
+    ends, spent = ends_of(recipe, price), _spent(recipe)
     fitting = {s.name: _fitting(recipe.section(s.name), s, ends[s.name]) for s in price.stages}
     for stage in price.stages:
         if minutes := own_budget(recipe, stage.name):
             part, is_all = fitting[stage.name]
             yield f"{stage.title}: its budget of {minutes:g} min is enough for {part}." + (
-                "" if is_all else _enough(f"{stage.name}.budget", stage.seconds)
+                ""
+                if is_all or stage.seconds is None
+                else _enough(
+                    f"{stage.name}.budget",
+                    (stage.seconds + spent[stage.name]) / stage.rounds,
+                )
             )
-            yield from _longer(recipe, [stage], price.closing, minutes)
+            yield from _longer(recipe, [stage], price.closing, minutes * stage.rounds)
     if recipe.budget is None:
         return
     parts = ", ".join(f"{stage.title} {fitting[stage.name][0]}" for stage in price.stages)
     all_fit = all(is_all for _, is_all in fitting.values())
     yield (
         f"The budget of {recipe.budget.minutes:g} min for the whole run is enough for: {parts}."
-    ) + ("" if all_fit else _enough("budget", price.seconds and price.seconds + price.closing))
+    ) + (
+        ""
+        if all_fit or price.seconds is None
+        else _enough("budget", price.seconds + sum(spent.values()) + price.closing)
+    )
     yield from _longer(recipe, price.stages, price.closing, recipe.budget.minutes)
 
 
@@ -268,10 +282,8 @@ def _longer(
         )
 
 
-def _enough(key: str, seconds: float | None) -> str:
+def _enough(key: str, seconds: float) -> str:
     """The sentence on the budget that is enough for all of the work."""
-    if seconds is None:
-        return ""
     return f" For all of it, start with {key} = {ceil(seconds / 60)} or without a budget."
 
 

@@ -47,9 +47,10 @@ def row_sizes(
     for name in names:
         with contextlib.suppress(TetherError):  # the stage itself reports it
             rows = _sized(recipe, name, tokens)
-            sizes[name] = (
-                rows if prompt_tokens is None else replace(rows, prompt=prompt_tokens, answer=None)
-            )
+            if prompt_tokens is not None:
+                longest = rows.longest and (prompt_tokens, rows.longest[1])
+                rows = replace(rows, prompt=prompt_tokens, longest=longest)
+            sizes[name] = rows
     return sizes
 
 
