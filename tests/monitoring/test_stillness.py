@@ -223,6 +223,66 @@ def test_the_detector_fires_once_when_half_of_a_dead_run_is_over():
     assert [a.step for a in replay(sampled_log(1, 60, 64)) if a.detector == "unmoved"] == dead[1]
 
 
+def test_the_course_of_a_long_run_is_that_of_all_its_steps():
+    """Values that rise by one a step: the mean of each piece of the run is known."""
+    watch = Watch()
+    for step in range(1, 2001):
+        watch.observe(step, {KL: float(step), "reward/proxy": 7.0}, [], [])
+        kls = watch.course[KL]
+        assert len(kls) <= 400
+        assert kls[-1] > step - 8
+        if step in (400, 401, 402, 800, 1600, 2000):
+            stride = {400: 1, 401: 2, 402: 2, 800: 2, 1600: 4, 2000: 8}[step]
+            pieces = [range(n, min(n + stride, step + 1)) for n in range(1, step + 1, stride)]
+            assert kls == pytest.approx([sum(piece) / len(piece) for piece in pieces])
+            watch.load_state(json.loads(json.dumps(watch.state())))
+    kls = watch.course[KL]
+    assert sum(kls[len(kls) // 2 :]) / (len(kls) // 2) == pytest.approx(1500.5, abs=8)
+    assert set(watch.course["reward/proxy"]) == {7.0}
+
+
+def test_a_state_without_counts_goes_on():
+    """Checkpoints of older runs have no counts."""
+    whole, cut = Watch(), Watch()
+    rows = sampled_log(3, 60, 64, kl=0.02)
+    for place, row in enumerate(rows, 1):
+        whole.observe(place, row, [], [])
+        cut.observe(place, row, [], [])
+        if place == 30:
+            state = cut.state()
+            del state["counted"]
+            cut.load_state(json.loads(json.dumps(state)))
+    assert cut.state() == whole.state()
+
+
+def test_an_alarm_of_a_long_run_gives_its_number_of_steps():
+    watch, rows, found = Watch(), sampled_log(0, 1001, 64), []
+    for place, row in enumerate(rows, 1):
+        found += watch.observe(place, {**row, "run/share": 0.5 * (place > 1000)}, [], [])
+    (alarm,) = found
+    assert alarm.detector == "unmoved" and alarm.value == 1000
+    assert alarm.message.endswith("after 1000 steps")
+
+
+def test_the_thirds_of_a_long_run_are_thirds_of_its_steps():
+    """The score rises by 0.8 deviations after 300 of 1000 steps. A course in which old steps weigh
+    less than new ones hides the rise.
+    """
+    watch, found = Watch(), []
+    rng = random.Random(0)
+    for step in range(1, 1001):
+        metrics = {
+            "reward/proxy": 0.8 * (step > 300) + rng.gauss(0, 0.01),
+            "reward/proxy_std": 1.0,
+            KL: 0.2,
+            "kl/coefficient": 0.05,
+            "kl/price": 1.25,
+            "run/share": step / 1000,
+        }
+        found += watch.observe(step, metrics, [], [])
+    assert not found
+
+
 def recipe(folder, rate: float, section: str):
     words = ("one", "two", "three", "four", "five", "six", "seven", "eight")
     rows = [{"prompt": w, "chosen": w + "!", "rejected": "no " + w} for w in words]

@@ -90,7 +90,7 @@ class View:
     """The run's first steps, its last ones, and this step's texts.
 
     The baseline of a metric is `config.baseline` steps long; that of texts is all of `baseline`,
-    which grew to hold `min_texts`. `course` holds `TRENDS` and the KL over the whole run after its
+    which grew to hold `min_texts`. `course` holds `TRENDS` and the KL over the `steps` after the
     warm-up.
     """
 
@@ -100,6 +100,7 @@ class View:
     texts: Sequence[Text]
     columns: Mapping[str, Sequence[float]]
     course: Mapping[str, Sequence[float]]
+    steps: int
 
     @property
     def metrics(self) -> Mapping[str, float]:
@@ -252,7 +253,7 @@ def _unmoved(view: View) -> Reading:
         or view.metrics.get("still", 0.0) >= DETECTORS["kl_stuck"].threshold
     ):
         return SILENT
-    kls, steps = view.course.get(KL, ()), max(map(len, view.course.values()), default=0)
+    kls, steps = view.course.get(KL, ()), view.steps
     if any(kls) and len(kls) >= LEAST_TREND:
         resting, evidence = near_reference(kls)
     else:

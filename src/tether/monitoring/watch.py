@@ -23,7 +23,7 @@ from tether.monitoring.trends import KL, TRENDS
 from tether.settings.watch import WatchConfig
 
 LONGEST_COURSE = 400
-"""Values of a course; beyond it neighbours are averaged."""
+"""Values of a course at most. In a longer run each is the mean of 2, 4, 8 or more steps."""
 
 
 class Watch:
@@ -39,16 +39,19 @@ class Watch:
         """
         rate = metrics.get("learning_rate", 0.0)
         if rate > self.highest_rate:
-            self.highest_rate, self.course = rate, {}
+            self.highest_rate, self.course, self.counted = rate, {}, {}
         for name in (*TRENDS, KL):
             if name in metrics:
+                before = self.counted.get(name, 0)
+                self.counted[name] = before + 1
+                stride = 2 ** (before // LONGEST_COURSE).bit_length()
                 values = self.course.setdefault(name, [])
+                if partial := before % stride:
+                    values[-1] += (metrics[name] - values[-1]) / (partial + 1)
+                    continue
+                if len(values) == LONGEST_COURSE:
+                    values[:] = map(statistics.fmean, zip(values[::2], values[1::2], strict=True))
                 values.append(metrics[name])
-                if len(values) > LONGEST_COURSE:
-                    values[:] = [
-                        statistics.fmean(pair)
-                        for pair in zip(values[::2], values[1::2], strict=False)
-                    ]
 
     def observe(
         self,
@@ -93,6 +96,7 @@ class Watch:
             texts=texts,
             columns=columns,
             course=self.course,
+            steps=max(self.counted.values(), default=0),
         )
         alarms = [self._judge(name, step, view) for name in DETECTORS if name not in config.silent]
         return [alarm for alarm in alarms if alarm]
@@ -168,6 +172,7 @@ class Watch:
         return {
             **steps,
             "course": {k: list(v) for k, v in self.course.items()},
+            "counted": dict(self.counted),
             "highest_rate": self.highest_rate,
         }
 
@@ -179,6 +184,8 @@ class Watch:
         self.course: dict[str, list[float]] = {
             name: list(course) for name, course in values.get("course", {}).items()
         }
+        lengths = {name: len(course) for name, course in self.course.items()}
+        self.counted: dict[str, int] = dict(values.get("counted", lengths))
         self.highest_rate: float = values.get("highest_rate", 0.0)
 
 
