@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import inspect
+from collections.abc import Callable
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -32,7 +33,7 @@ from tether.terminal.console import log_to_terminal, print_error
 class _FlagsWithoutType:
     """Shows `--strict` instead of `--strict <bool>`."""
 
-    def get_params(self, ctx: object) -> list[Any]:
+    def get_params(self, ctx: object) -> list[object]:
         params = super().get_params(ctx)  # type: ignore[misc]
         for param in params:
             if isinstance(param, TyperOption) and param.is_flag and param.metavar is None:
@@ -63,7 +64,7 @@ class Commands(_Group):
     def list_commands(self, ctx: object) -> list[str]:
         return sorted(self.commands, key=[*PANEL_OF, *self.commands].index)
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+    def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:
         word = args[0].replace("-", "_").lower() if args else ""
         name = SECTIONS.get(word, word).replace("_", "-")
         inside = next((f"{group} {name}" for group, own in GROUPS.items() if name in own), None)
@@ -107,7 +108,7 @@ for name, group in (("data", data_app), ("prefs", prefs_app)):
     app.add_typer(group, name=name, rich_help_panel=PANEL_OF[name])
 
 
-def _add(name: str, command: Any, **words: Any) -> None:
+def _add(name: str, command: Callable[..., object], **words: Any) -> None:
     app.command(name, cls=_Command, rich_help_panel=PANEL_OF.get(name), **words)(command)
 
 

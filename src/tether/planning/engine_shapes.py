@@ -4,8 +4,6 @@ tokens.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from tether.core.types import Sampling
@@ -32,7 +30,7 @@ def sampler_bytes(rows: int, vocabulary: int, dtype: torch.dtype, sampling: Samp
     """The most bytes alive while a token of every row is drawn, logits included."""
     uniforms = torch.zeros(rows, dtype=torch.float64, device="meta")
 
-    def draw() -> Any:
+    def draw() -> object:
         return sample_tokens(
             torch.zeros(rows, vocabulary, dtype=dtype, device="meta"),
             uniforms,

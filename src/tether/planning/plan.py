@@ -9,7 +9,9 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
 
 from tether.build.checks import check_inputs
 from tether.core.errors import ModelError
@@ -25,6 +27,9 @@ from tether.settings.rounds import RoundsSection
 from tether.settings.sampling import OnlineSection
 from tether.settings.stages import STAGES
 from tether.settings.supervised import SFTSection
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 SHAPES: dict[str, Json] = tomllib.loads(
     (Path(__file__).parent / "shapes.toml").read_text(encoding="utf-8"),
@@ -48,7 +53,7 @@ class Plan:
         return self.peak <= self.device.memory
 
 
-def shape_config(model: ModelConfig, shape: str | None = None) -> Any:
+def shape_config(model: ModelConfig, shape: str | None = None) -> PretrainedConfig:
     """A transformers configuration: a name of `SHAPES`, a config.json or a folder with one, or the
     recipe's own model.
 
@@ -122,7 +127,7 @@ def _changes(recipe: BaseRecipe, gpu: bool) -> Iterator[tuple[str, BaseRecipe]]:
         for n in recipe.stages
         if n in STAGES and isinstance(recipe.section(n), Learning)
     }
-    changes: list[tuple[str, Any, Any]] = (
+    changes: list[tuple[str, BaseModel, Json]] = (
         [] if recipe.model.recompute else [("model", recipe.model, {"recompute": True})]
     )
     if (

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tether.data.batches import TokenBatch, cut_batches, cut_together
 from tether.learner import planner
 from tether.models.trunk import Role
 from tether.planning.speeds import RowSizes
 from tether.settings.reward import RewardSection
-from tether.settings.sampling import PolicySection
+from tether.settings.sampling import PolicySection, SamplingSection
 from tether.settings.supervised import DirectSection, KTOSection, SFTSection
 
 
@@ -51,7 +49,7 @@ def pair_batch(
     return planner.largest_batch(([s for i in cut for s in groups[i]] for cut in cuts), limit)
 
 
-def sample_batch(rows: RowSizes, section: Any, budget: int, role: Role) -> TokenBatch:
+def sample_batch(rows: RowSizes, section: SamplingSection, budget: int, role: Role) -> TokenBatch:
     """Micro-batch of a minibatch of samples."""
     parts = section.minibatches if isinstance(section, PolicySection) else 1
     # more would make no larger one

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import comb
 from statistics import fmean
-from typing import Any
 
 from tether.core.errors import TetherError
 from tether.core.types import (
@@ -16,6 +15,7 @@ from tether.core.types import (
     Demonstration,
     Feedback,
     Prompt,
+    Record,
     StepLabels,
     assistant,
     user,
@@ -141,7 +141,7 @@ def _letters(turns: Conversation) -> int:
     return sum(len(turn.content) for turn in turns)
 
 
-def _parts(row: Any) -> tuple[Conversation, list[Conversation]]:
+def _parts(row: Record) -> tuple[Conversation, list[Conversation]]:
     """The prompt of a row, and the answers to it."""
     if isinstance(row, Demonstration):
         return row.messages[:-1], [row.messages[-1:]]

@@ -11,6 +11,7 @@ from typing import Any
 from tether.planning.devices import Device
 from tether.rewards.learned import MICRO_BATCH_TOKENS
 from tether.settings.judges import FunctionJudge
+from tether.settings.section import Section
 
 OPENING = 5e5
 """Small operations' worth of time of a stage's start: model, adapters and engine are made."""
@@ -145,7 +146,7 @@ class Speeds:
         return once, len(others) * once, chosen
 
 
-def reads_answers(judge: Any, section: Any) -> bool:
+def reads_answers(judge: object, section: Section) -> bool:
     """True if a model of known time reads each answer. The time of a user's function is unknown."""
     if isinstance(judge, FunctionJudge):
         return is_gold(judge)

@@ -21,7 +21,6 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,7 +68,7 @@ class GoldJudge:
 
     def __init__(
         self,
-        embedder: Any,
+        embedder: SentenceEmbedder,
         fluency: Callable[[Sequence[Prompt], Sequence[str]], list[float]],
         background: Sequence[Prompt],
         usual: Sequence[str] = (),

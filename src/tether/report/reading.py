@@ -13,11 +13,10 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from tether.core.errors import MissingFileError, RunError
 from tether.core.rundir import ENGINE, EVALUATIONS, ROUNDS, TOKENS, in_sequence, is_control
-from tether.core.types import Facts, Json
+from tether.core.types import Facts, Json, JsonValue
 from tether.core.visible import visible
 from tether.settings.stages import POLICIES, STAGES
 from tether.settings.synonyms import shown_name
@@ -49,8 +48,8 @@ class SubRun:
     metrics: Sequence[Row] = ()
     summary: Facts = field(default_factory=dict)
     samples: Sequence[Row] = ()
-    config: Any = None
-    manifest: Any = None
+    config: JsonValue = None
+    manifest: JsonValue = None
     alarms: Sequence[Row] = ()
     tokens: Sequence[Row] = ()
     """Numbers of single tokens of a few samples of each step."""
@@ -354,7 +353,7 @@ def _sampled_pairs(rounds: Sequence[Path], notes: list[str]) -> Iterator[Row]:
             yield {"step": number, "response": texts["chosen"], **texts}
 
 
-def _alone(turns: Any) -> str:
+def _alone(turns: JsonValue) -> str:
     """Turns for people; of a single one its text without the role."""
     return printable(
         turns[0].get("content")
@@ -380,7 +379,7 @@ def _before_the_first_step(path: Path, notes: list[str]) -> list[Row]:
     return [{"step": 0, **means}] if means else []
 
 
-def json_of(path: Path, notes: list[str]) -> Any:
+def json_of(path: Path, notes: list[str]) -> JsonValue:
     """A file of JSON; None if it is not there, or damaged, which is noted."""
     try:
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
@@ -421,19 +420,16 @@ def mapping(value: object) -> Row:
     return value if isinstance(value, dict) else {}
 
 
-def listed(value: object) -> list[Any]:
+def listed(value: object) -> list[JsonValue]:
     """`value` if it is an array of JSON, else an empty one."""
     return value if isinstance(value, list) else []
 
 
-def finite(value: Any) -> float | None:
+def finite(value: object) -> float | None:
     """`value` if it is a finite number, else None."""
-    usable = (
-        isinstance(value, int | float)
-        and not isinstance(value, bool)
-        and abs(value) <= sys.float_info.max
-    )
-    return float(value) if usable else None
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    return float(value) if abs(value) <= sys.float_info.max else None
 
 
 def estimate(value: object) -> Estimate | None:

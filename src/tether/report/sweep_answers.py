@@ -5,7 +5,7 @@ the least tether.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tether.core.types import Json
 from tether.report.numbers import SENTENCES
@@ -75,7 +75,7 @@ def _by_prompt(
     def number(text: str) -> int:
         return texts.setdefault(text, len(texts))
 
-    def row(answer: JudgedAnswer | None) -> list[Any] | None:
+    def row(answer: JudgedAnswer | None) -> list[object] | None:
         if answer is None:
             return None
         return [number(answer.text), answer.score, number(answer.start), answer.start_score]

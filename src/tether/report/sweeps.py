@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tether.core.errors import RunError
 from tether.core.rundir import SWEEP
-from tether.core.types import Facts
+from tether.core.types import Facts, JsonValue
 from tether.report.evaluators import (
     MOST_CURVES,
     SHOWN_ELSEWHERE,
@@ -245,7 +245,7 @@ def _has_begun(folder: Path) -> bool:
     return any((folder / name).is_file() for name in ("metrics.jsonl", "summary.json"))
 
 
-def _in_order(values: Sequence[Any]) -> list[str]:
+def _in_order(values: Sequence[JsonValue]) -> list[str]:
     """Each value once in readable form: numbers from small to large, others in the given order."""
     if all(finite(value) is not None for value in values):
         values = sorted(values, key=float)
