@@ -1,5 +1,6 @@
 """Where models come from, and what is refused."""
 
+import contextlib
 import hashlib
 import time
 import zipfile
@@ -10,13 +11,15 @@ import torch
 from safetensors.torch import load_file
 
 from tether.build.models import open_model
+from tether.build.roles import _settings as role_settings
 from tether.build.roles import encoder_of, load_policy, save_trained
 from tether.core.errors import ConfigError, MissingFileError, ModelError
+from tether.core.once import once
 from tether.core.rundir import read_json, write_json
 from tether.core.types import Prompt, assistant, user
 from tether.data.batches import make_batch
 from tether.methods.sampling import online_stage
-from tether.models import packaged
+from tether.models import packaged, pretrained
 from tether.models.heads import ScalarHead
 from tether.models.loading import (
     add_adapter,
@@ -184,6 +187,91 @@ def test_offline_means_no_waiting(monkeypatch):
     with pytest.raises(ModelError, match="no hub can be reached"):
         resolve(ModelConfig(source="nobody/no-such-model"))
     assert time.perf_counter() - start < 2
+
+
+def test_a_fallback_is_named_and_has_no_revision_of_the_other(monkeypatch, caplog):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    once.cache_clear()
+    asked = ModelConfig(source="nobody/no-such-model", revision="abc", fallback="tiny-folder")
+    seen = []
+
+    def take(config):
+        seen.append(config)
+        return resolve(config)
+
+    monkeypatch.setattr(pretrained, "resolve", take)
+    with pytest.raises(ModelError):
+        resolve(asked)
+    (other,) = seen
+    assert (other.source, other.revision) == ("tiny-folder", None)
+    assert "tiny-folder is used in place of nobody/no-such-model (model.fallback)" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("settings", "place"),
+    [
+        ({}, ("huggingface.co", 443)),
+        ({"HF_ENDPOINT": "http://hub.local"}, ("hub.local", 80)),
+        ({"HF_ENDPOINT": "https://hub.local:8443/x"}, ("hub.local", 8443)),
+        ({"HTTPS_PROXY": "http://proxy.local:3128"}, ("proxy.local", 3128)),
+        ({"https_proxy": "proxy.local"}, ("proxy.local", 80)),
+        (
+            {"HTTPS_PROXY": "http://proxy.local:3128", "NO_PROXY": "huggingface.co"},
+            ("huggingface.co", 443),
+        ),
+    ],
+)
+def test_the_hub_is_looked_for_where_a_download_would_go(monkeypatch, settings, place):
+    for name in ("HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "ALL_PROXY", "HF_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    opened = []
+    monkeypatch.setattr(
+        "socket.create_connection",
+        lambda address, timeout: opened.append(address) or contextlib.nullcontext(),
+    )
+    assert hub_reachable() and opened == [place]
+
+
+def test_the_revision_of_a_pinned_base_is_kept(tmp_path):
+    loaded = open_model(TINY, seed=1)
+    loaded.source, pinned = "org/base", {"source": "org/base", "revision": "abc"}
+    loaded.config = ModelConfig(**pinned)
+    role = Role(add_adapter(loaded.model, "policy", LoraConfig(rank=4)), "policy")
+    save_trained(role, loaded, tmp_path / "role", kind="policy")
+    description = read_role(tmp_path / "role")
+    assert (description["base"], description["base_revision"]) == ("org/base", "abc")
+    assert role_settings("org/base", description, None).revision == "abc"
+    for name in ("other", "org/base"):
+        own = ModelConfig(source=name, revision="xyz")
+        assert role_settings("org/base", description, own).revision == "abc"
+    other = ModelConfig(source="other", revision="xyz")
+    assert role_settings("org/base", None, other).revision is None
+    loaded.config = ModelConfig(source="org/base")
+    save_trained(role, loaded, tmp_path / "free", kind="policy")
+    assert "base_revision" not in read_json(tmp_path / "free" / "role.json")
+
+
+def test_two_processes_that_fill_one_folder_of_the_cache_read_the_first(tmp_path):
+    folder, made = tmp_path / "entry", []
+
+    def second(place):
+        place.mkdir()
+        (place / "weights").write_text("second")
+
+    def first(place):
+        place.mkdir()
+        (place / "weights").write_text("first")
+        packaged.cached(folder, "here", second)  # another process, between look and move
+        made.append((folder / "weights").stat().st_ino)
+
+    assert packaged.cached(folder, "here", first) == folder
+    assert (folder / "weights").read_text() == "second"
+    assert (folder / "weights").stat().st_ino == made[0]
 
 
 def test_a_dead_hub_costs_at_most_the_time_out(monkeypatch):

@@ -144,7 +144,7 @@ def test_every_node_starts_its_ranks_by_torchrun(tmp_path, monkeypatch):
         "--master-addr",
         "first",
         "--master-port",
-        "29500",
+        "10007",
         "-m",
         "tether",
         "run",

@@ -86,6 +86,31 @@ def test_a_suspect_that_stays_silent_dies_by_the_clock(clock):
     assert fleet.due("a") == "restart" and fleet.members["a"].state is State.RESTARTING
 
 
+def test_the_reason_why_a_server_cannot_start_is_named_and_forgotten(clock):
+    fleet = healthy(clock, "a", start_seconds=10, failures=3)
+    fleet.exited("a", "killed")
+    assert fleet.due("a") == "restart"
+    for _ in range(5):
+        fleet.failed("a", "restart: OSError: No space left on device")
+    fleet.started("a")
+    assert fleet.loading() == ["a"]  # what it could not do before it started does not count
+    fleet.failed("a", "load: time-out")
+    assert fleet.members["a"].state is State.STALE
+    fleet.exited("a", "killed")
+    clock.now += 60
+    assert fleet.due("a") == "restart"
+    fleet.failed("a", "restart: OSError: No space left on device")
+    clock.now += 11
+    fleet.due("a")
+    assert any(
+        change.after == "dead"
+        and change.why.endswith(
+            "not started after 10 s, the last: restart: OSError: No space left on device",
+        )
+        for change in fleet.changes
+    )
+
+
 def test_the_dead_come_back_only_through_restart_and_load(clock):
     fleet = healthy(clock, "a", "b")
     fleet.exited("a", "killed")

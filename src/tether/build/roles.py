@@ -258,6 +258,7 @@ def load_scorer(
         )
     on_base = {"source": description["base"], "fallback": None, "quantize": description["quantize"]}
     on_base |= {
+        "revision": description["base_revision"],
         "chat_template": None,
         "stop_tokens": (),
         "system_prompt": description["encoding"]["system_prompt"],
@@ -436,9 +437,10 @@ def _settings(
     """
     values = {**(settings.model_dump() if settings else {}), "source": source}
     if settings is None or Path(source).resolve() != Path(settings.source).resolve():
-        values.update(fallback=None, chat_template=None)
+        values.update(fallback=None, chat_template=None, revision=None)
     if role is not None:
         values.update(
+            revision=role["base_revision"],
             system_prompt=role["encoding"]["system_prompt"],
             dtype=role["dtype"],
             quantize=role["quantize"],

@@ -102,7 +102,8 @@ def base_of(config: ModelConfig, folder: Path) -> Iterator[ModelConfig]:
             "Give the whole folder of the adapter.",
         )
     if alone:
-        base = read_json(folder / ADAPTER_FILE).get("base_model_name_or_path")
+        settings = read_json(folder / ADAPTER_FILE)
+        base = settings.get("base_model_name_or_path")
         if not base:
             raise ModelError(
                 f"{folder} holds an adapter alone, and its {ADAPTER_FILE} names no base "
@@ -114,7 +115,8 @@ def base_of(config: ModelConfig, folder: Path) -> Iterator[ModelConfig]:
                 "holds. Export the run without --adapter.",
             )
         try:
-            named = {**config.model_dump(), "source": str(base), "revision": None, "fallback": None}
+            named = {**config.model_dump(), "source": str(base), "fallback": None}
+            named["revision"] = settings.get("revision")
             bare = build(ModelConfig, named, where=ADAPTER_FILE)
             check_model_source(bare)
             yield bare

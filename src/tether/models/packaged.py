@@ -115,8 +115,14 @@ def cached(folder: Path, origin: str, make: Callable[[Path], object]) -> Path:
             made = temporary / "out"
             make(made)
             (made / "COMPLETE").write_text(f"{origin}\n")
-            shutil.rmtree(folder, ignore_errors=True)
-            os.replace(made, folder)
+            # another process may have been first, and may read there
+            if not (folder / "COMPLETE").is_file():
+                shutil.rmtree(folder, ignore_errors=True)
+                try:
+                    os.replace(made, folder)
+                except OSError:
+                    if not (folder / "COMPLETE").is_file():
+                        raise
     return folder
 
 

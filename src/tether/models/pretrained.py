@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -54,7 +56,14 @@ def resolve(config: ModelConfig) -> tuple[str, str]:
     if _in_hub_cache(source, config.revision) or hub_reachable():
         return source, source
     if config.fallback:
-        return resolve(config.model_copy(update={"source": config.fallback, "fallback": None}))
+        once(
+            logger.warning,
+            "no hub can be reached: %s is used in place of %s (model.fallback)",
+            config.fallback,
+            source,
+        )
+        other = {"source": config.fallback, "fallback": None, "revision": None}
+        return resolve(config.model_copy(update=other))
     if (
         package := next((name for name, p in PACKAGES.items() if p.source_model == source), None)
     ) is not None:
@@ -122,14 +131,13 @@ def hub_reachable(timeout: float = 2.0) -> bool:
         for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
     ):
         return False
-    host = os.environ.get("HF_ENDPOINT", "https://huggingface.co").split("://")[-1].split("/")[0]
-    name, _, port = host.partition(":")
+    place = _way_to_hub()
     answer = threading.Event()
 
     def knock() -> None:
         with (
             contextlib.suppress(OSError),
-            socket.create_connection((name, int(port or 443)), timeout=timeout),
+            socket.create_connection(place, timeout=timeout),
         ):
             answer.set()
 
@@ -138,6 +146,17 @@ def hub_reachable(timeout: float = 2.0) -> bool:
     thread.start()
     thread.join(timeout)
     return answer.is_set()
+
+
+def _way_to_hub() -> tuple[str, int]:
+    """Host and port that a connection to the hub opens: its own, or those of the proxy."""
+    hub = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
+    name = hub.hostname or ""
+    proxy = getproxies().get(hub.scheme)
+    if proxy and not proxy_bypass(name):
+        way = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+        return way.hostname or "", way.port or (443 if way.scheme == "https" else 80)
+    return name, hub.port or (80 if hub.scheme == "http" else 443)
 
 
 def _in_hub_cache(source: str, revision: str | None) -> bool:

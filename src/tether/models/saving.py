@@ -45,8 +45,9 @@ if TYPE_CHECKING:
 class RoleDescription(TypedDict):
     """role.json: the training of a role, and its base.
 
-    The file has `quantize` only for a quantised base, and `base_seed` only if the base is the
-    random tiny model. Files of older tethers have no `base_rounded_digest`.
+    The file has `quantize` only for a quantised base, `base_seed` only if the base is the random
+    tiny model, and `base_revision` only if the recipe pinned the hub's. Files of older tethers have
+    no `base_rounded_digest`.
     """
 
     quantize: str | None
@@ -56,6 +57,7 @@ class RoleDescription(TypedDict):
     base: str
     base_digest: str
     base_rounded_digest: str | None
+    base_revision: str | None
     dtype: str
     encoding: Facts
 
@@ -92,6 +94,8 @@ def save_role(role: Role, loaded: LoadedModel, folder: Path, *, kind: str, encod
     }
     if loaded.source == TINY:
         stands_on["base_seed"] = loaded.seed
+    if loaded.config.revision is not None and loaded.source == loaded.config.source:
+        stands_on["base_revision"] = loaded.config.revision
     if is_quantized(role.causal_model):
         stands_on["quantize"] = "nf4"
     write_json(
@@ -178,12 +182,13 @@ def read_role(folder: Path) -> RoleDescription:
         raise MissingFileError(
             f"{folder} holds no trained role (no role.json). Has the stage that makes it finished?",
         )
-    left_out = {"quantize", "base_seed", "base_rounded_digest"}
+    left_out = {"quantize", "base_seed", "base_rounded_digest", "base_revision"}
     values = read_versioned(folder / "role.json", *(RoleDescription.__required_keys__ - left_out))
     usual = {
         "quantize": None,
         "base_seed": _seed_of(folder, values["base"]),
         "base_rounded_digest": None,
+        "base_revision": None,
     }
     role = cast(RoleDescription, {**usual, **values})
     encoding = {"template", "system_prompt", "stop_ids"} <= set(role["encoding"])
@@ -191,7 +196,8 @@ def read_role(folder: Path) -> RoleDescription:
         what = f"kind {role['kind']!r}, dtype {role['dtype']!r} or encoding is unknown"
         raise ModelError(f"{folder / 'role.json'}: {what}. Run the stage that made it again.")
     base = str(folder / "model") if role["adapter"] is None else _base_now(folder, role)
-    return {**role, "base": base}
+    revision = role["base_revision"] if base == role["base"] else None
+    return {**role, "base": base, "base_revision": revision}
 
 
 def _seed_of(folder: Path, base: str) -> int:

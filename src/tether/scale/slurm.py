@@ -26,8 +26,9 @@ DEFAULTS = {"ntasks-per-node": "1", "open-mode": "append", "requeue": "", "signa
 """Default options of sbatch."""
 ALONE = "srun {python} -m tether {command}"
 TOGETHER = """export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+export MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000))
 srun --kill-on-bad-exit=1 bash -c 'exec "$0" -m torch.distributed.run --nnodes "$SLURM_NNODES" --node-rank "$SLURM_NODEID" \\
-  --nproc-per-node {beside} --master-addr "$MASTER_ADDR" --master-port 29500 -m tether "$@"' {python} {command}"""
+  --nproc-per-node {beside} --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" -m tether "$@"' {python} {command}"""
 
 
 def submit_job(run: Path, command: Sequence[str], options: str, ranks: int) -> int:

@@ -81,6 +81,8 @@ class ServerState:
     """Spans of work since the last call of `usage`. Only the last spans are stored, for `usage` may
     never be called.
     """
+    fault: str = ""
+    """The last reason for which it could not be started."""
     tries: int = 0
     """Restarts since it last sampled."""
     restarts: list[float] = field(default_factory=list)
@@ -174,6 +176,9 @@ class Fleet:
     def failed(self, name: str, why: str) -> None:
         """A request was lost: no connection, no answer in time, garbage."""
         member = self.members[name]
+        if member.state is State.RESTARTING:
+            member.fault = why
+            return
         member.failures += 1
         if member.state is State.HEALTHY:
             self._move(name, State.SUSPECT, why)
@@ -190,6 +195,7 @@ class Fleet:
         """It answers, and holds no adapter yet."""
         if self.members[name].state is State.RESTARTING:
             self.members[name].lived = True
+            self.members[name].fault = ""
             self._move(name, State.STALE, "started")
 
     def loaded(self, name: str, version: str) -> None:
@@ -231,7 +237,8 @@ class Fleet:
         if member.state is State.SUSPECT and waited > limits.suspect_seconds:
             self.exited(name, f"no whole answer for {limits.suspect_seconds:g} s")
         elif member.state is State.RESTARTING and waited > limits.start_seconds:
-            self.exited(name, f"not started after {limits.start_seconds:g} s")
+            last = f", the last: {member.fault}" if member.fault else ""
+            self.exited(name, f"not started after {limits.start_seconds:g} s{last}")
         if member.state is State.DEAD:
             member.restarts = [at for at in member.restarts if now - at < limits.window]
             if len(member.restarts) >= limits.restarts:
