@@ -80,6 +80,37 @@ def test_a_lost_actor_takes_its_program_along_and_may_start_it_again(launcher, t
     assert launcher.ended("a") is None, "nobody asks for the end of what was stopped"
 
 
+def test_memory_is_reserved_and_runs_of_one_name_stand_side_by_side(cluster):
+    needs = {"a": {"CPU": 0.5, "memory": 1e6}}
+    with (
+        contextlib.closing(scale.RayLauncher(None, "ppo", needs, 60)) as first,
+        contextlib.closing(scale.RayLauncher(None, "ppo", needs, 60)) as second,
+    ):
+        first.place("a")
+        second.place("a")
+    with pytest.raises(ConfigError, match=r"a needs 0\.5 CPU, 1e\+06 GB memory, and the largest"):
+        scale.RayLauncher(None, "ppo", {"a": {"CPU": 0.5, "memory": 1e15}}, 60)
+
+
+def test_a_run_elsewhere_passes_on_all_of_its_output_once(launcher, tmp_path, monkeypatch):
+    words = "import sys; sys.stdout.write('x' * 3_000_000 + 'the end')"
+    monkeypatch.setattr(scale, "STARTS", (sys.executable, "-c", words))
+    for number in range(2):
+        got = bytearray()
+        assert scale._run_once(launcher, [], tmp_path / f"{number}.log", got.extend, "a") == 0
+        assert len(got) == 3_000_007 and got.endswith(b"the end")
+
+
+def test_a_machine_that_does_not_come_is_a_lost_one(launcher, tmp_path, monkeypatch):
+    def late(name):
+        raise OSError("Ray has no machine for a now")
+
+    monkeypatch.setattr(launcher, "place", late)
+    got = bytearray()
+    assert scale._run_once(launcher, [], tmp_path / "a.log", got.extend, "a") == scale.LOST
+    assert b"no machine" in got
+
+
 def test_what_a_cluster_has_not_is_said_at_once(cluster):
     start = time.monotonic()
     with pytest.raises(

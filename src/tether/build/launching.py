@@ -139,13 +139,16 @@ def submit(on: str, run: Path, ranks: int, device: str, command: Sequence[str]) 
         # which torchrun's ranks would refuse
         there = ["on=local", *(["learner.restarts=0"] if ranks > 1 else [])]
         return submit_job(run, [*command, *there], rest, ranks)
-    needs = {"GPU": 1.0} if pick_device(device).type == "cuda" else {"CPU": 1.0}
+    ray = _ray()
+    # this machine may have no GPU where the cluster has some
+    on_gpu = device.startswith("cuda") or (device == "auto" and ray.has_gpus(on))
+    needs = {"GPU": 1.0} if on_gpu else {"CPU": 1.0}
 
     def write(text: bytes) -> None:
         sys.stdout.buffer.write(text)
         sys.stdout.buffer.flush()
 
-    return _ray().run_elsewhere(on, [*command, "on=ray"], needs, run.resolve().name, write)
+    return ray.run_elsewhere(on, [*command, "on=ray"], needs, run.resolve().name, write)
 
 
 def _ray():

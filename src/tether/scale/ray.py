@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
 import subprocess
 import sys
 import time
@@ -46,6 +47,8 @@ network.
 """
 MOST_READ = 1 << 20
 """Bytes of a log at once."""
+STARTS = (sys.executable, "-m", "tether")
+"""Words before a command of tether's."""
 RESTARTS = 3
 STOPPED = 10.0
 """Seconds that an actor may take to end its program; one that is lost never answers."""
@@ -98,7 +101,7 @@ class RayLauncher:
     Args:
         address: of a cluster, as ray.init takes it; None: the one of this machine, which is started
             where there is none.
-        run: a word in the names of the actors, different for each run (`ray list actors`).
+        run: a word in the names of the actors (`ray list actors`), beside a random one.
         needs: what each program needs, by its name.
         patience: seconds to wait for resources that others use.
 
@@ -115,7 +118,8 @@ class RayLauncher:
         patience: float,
     ) -> None:
         connect(address)
-        self.run, self.bundles = run, {name: number for number, name in enumerate(needs)}
+        self.run = f"{run}-{secrets.token_hex(3)}"
+        self.bundles = {name: number for number, name in enumerate(needs)}
         self.needs = {name: dict(each) for name, each in needs.items()}
         check_fits(self.needs, [node["Resources"] for node in ray.nodes() if node["Alive"]])
         self.group = placement_group(list(self.needs.values()), strategy="PACK")
@@ -193,6 +197,7 @@ class RayLauncher:
             namespace=NAMESPACE,
             num_cpus=needs.pop("CPU", 0),
             num_gpus=needs.pop("GPU", 0),
+            memory=needs.pop("memory", None),
             resources=needs,
             max_restarts=-1,
             max_concurrency=4,
@@ -280,18 +285,15 @@ def _needed(needs: Mapping[str, Resources]) -> str:
 
 
 def _in_words(resources: Resources) -> str:
-    """CPUs and GPUs, and what has a name of the cluster's own."""
+    """CPUs, GPUs, memory in GB, and what has a name of the cluster's own."""
     named = {
         what: much
         for what, much in resources.items()
-        if not what.startswith(("node:", "bundle_", "memory", "object_store"))
+        if not what.startswith(("node:", "bundle_", "object_store")) and "_group_" not in what
     }
-    return (
-        ", ".join(
-            f"{much:g} {what}" for what, much in sorted(named.items()) if "_group_" not in what
-        )
-        or "nothing"
-    )
+    if "memory" in named:
+        named["GB memory"] = named.pop("memory") / 1e9
+    return ", ".join(f"{much:g} {what}" for what, much in sorted(named.items())) or "nothing"
 
 
 def run_elsewhere(
@@ -307,13 +309,15 @@ def run_elsewhere(
     It is started again where its machine is lost, up to RESTARTS times; what it has saved lies on a
     disk that all see.
     """
-    log = Path("/tmp") / f"{run}.log"
     with contextlib.closing(RayLauncher(address, run, {"learner": needs}, PLACED)) as launcher:
-        for _ in range(RESTARTS):
-            if (status := _run_once(launcher, command, log, write)) != LOST:
-                return status
+        for number in range(RESTARTS + 1):
+            # of each start its own: another one's output would be passed on again
+            log = Path("/tmp") / f"{launcher.run}-{number}.log"
+            status = _run_once(launcher, command, log, write)
+            if status != LOST or number == RESTARTS:
+                break
             write(b"The machine of the learner is lost; starting again from the last checkpoint.\n")
-        return _run_once(launcher, command, log, write)
+        return status
 
 
 def _run_once(
@@ -321,12 +325,29 @@ def _run_once(
     command: Sequence[str],
     log: Path,
     write: Callable[[bytes], object],
+    name: str = "learner",
 ) -> int:
-    launcher.place("learner")
-    launcher.start("learner", [sys.executable, "-m", "tether", *command], {}, log)
+    try:
+        launcher.place(name)
+        launcher.start(name, [*STARTS, *command], {}, log)
+    except OSError as error:
+        write(f"{error}\n".encode())
+        return LOST
     place, status = 0, None
     while status is None:
         time.sleep(1.0)
-        status = launcher.ended("learner")
-        place = launcher.written("learner", log, place, write)
+        status = launcher.ended(name)
+        place = launcher.written(name, log, place, write)
+    while (end := launcher.written(name, log, place, write)) > place:
+        place = end
     return status
+
+
+def has_gpus(address: str) -> bool:
+    """True if a machine of the cluster has a GPU.
+
+    Raises:
+        ConfigError: the cluster cannot be reached.
+    """
+    connect(address)
+    return any(node["Resources"].get("GPU") for node in ray.nodes() if node["Alive"])
