@@ -271,7 +271,7 @@ EVERYTHING = (
 
 def test_messages_come_back_from_their_rows(tmp_path: Path) -> None:
     rows = json.loads(json.dumps(turn_rows(EVERYTHING)))
-    assert turns_of(rows) == (Message("system", "s"), *EVERYTHING[1:])
+    assert turns_of(rows) == EVERYTHING
     pair = Comparison(EVERYTHING[:2], EVERYTHING[2:], (assistant("no"),), id="i", group="g")
     for record in (Demonstration(EVERYTHING, id="i"), pair):
         assert one(tmp_path, record_row(record), type(record))[0] == record

@@ -18,6 +18,7 @@ from tests.run.journeys import Killed, dying_after, lines, numbered_prompts
 from tether.build.engines import engine_server
 from tether.build.models import open_model
 from tether.core.errors import ConfigError, ModelError, RunError
+from tether.core.types import Prompt, Sampling, user
 from tether.learner.checkpoint import complete_checkpoints, load_checkpoint
 from tether.rollout.ahead import AheadEngine
 from tether.rollout.served import ServedEngine
@@ -130,6 +131,40 @@ def test_answers_that_an_earlier_revision_saved_are_refused_in_a_sentence():
         engine.load_state({"orders": {"3": [{"prompt_ids": [1], "drawn": []}]}})
     engine.load_state({"orders": {"3": [[{"prompt_ids": [1]}]]}})
     assert list(engine.saved) == [3]
+
+
+class Noting:
+    """An engine that counts requests; a group is the number of its request and its prompt."""
+
+    policy_version = 0
+
+    def __init__(self):
+        self.requests = 0
+
+    def generate(self, prompts, sampling, **how):
+        self.requests += 1
+        return [(self.requests, prompt.text) for prompt in prompts]
+
+
+def test_an_order_is_for_the_same_samples_alone():
+    """A measurement asks for the places 0 to n - 1, which the first step has too."""
+    train, test = ([Prompt((user(f"{name} {n}"),)) for n in range(4)] for name in ("a", "b"))
+    engine, sampling = AheadEngine(Noting(), 1), Sampling(8)
+    how = {"ordinals": range(4), "num_samples": 2, "seed": 0}
+    engine.order(0, train, sampling, **how)
+    ordered = [(1, prompt.text) for prompt in train]
+    assert engine.generate(train, sampling, progress=print, **how) == ordered
+    others = [
+        engine.generate(test, sampling, **how),
+        engine.generate(train, Sampling(8, 0.5), **how),
+        *(
+            engine.generate(train, sampling, **how | change)
+            for change in ({"seed": 1}, {"num_samples": 1}, {"ordinals": range(1, 5)})
+        ),
+        engine.generate(train, sampling, num_samples=2, seed=0),
+    ]
+    assert [groups[0][0] for groups in others] == [2, 3, 4, 5, 6, 7]
+    assert engine.generate(train, sampling, **how) == ordered
 
 
 @pytest.mark.parametrize("stage", ["grpo", pytest.param("ppo", marks=pytest.mark.slow)])

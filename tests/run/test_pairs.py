@@ -27,8 +27,9 @@ from tether.build.models import open_model
 from tether.build.roles import encoder_of, load_policy
 from tether.core.errors import ConfigError, RewardError, RunError
 from tether.core.rundir import read_json
-from tether.core.types import Comparison, assistant, user
+from tether.core.types import Comparison, Message, assistant, user
 from tether.data.prepare import encode_comparisons
+from tether.data.rows import write_rows
 from tether.data.sources import Quarantine, read
 from tether.judges.cache import CachedModel
 from tether.labels.annotators import in_true_order, true_orders
@@ -46,6 +47,22 @@ def collected(root, **section):
     labels = list(comparisons_of(root / "pairs"))
     assert len(labels) == summary["num_pairs"]
     return summary, labels
+
+
+def test_judged_pairs_keep_the_tools_of_their_prompt(tmp_path):
+    schema = {"type": "function", "function": {"name": "rain", "parameters": {"type": "object"}}}
+    asked = Message("user", "Rain in Bern?", tools=json.dumps([schema]))
+    sides = (assistant("yes"),), (assistant("no"),)
+    judged = [Comparison((asked,), *sides, id="1"), Comparison((user("a"),), *sides, id="2")]
+    write_rows(tmp_path / "pairs.jsonl", judged)
+    assert list(comparisons_of(tmp_path)) == judged
+    quarantine = Quarantine()
+    found = read(tmp_path / "pairs.jsonl", Comparison, quarantine=quarantine)
+    assert [replace(pair, group="") for pair in found] == judged
+    assert not quarantine.unused
+    first, second = lines(tmp_path / "pairs.jsonl")
+    assert json.loads(first["tools"]) == [schema] and "tools" not in second
+    assert first["prompt"] == [{"role": "user", "content": "Rain in Bern?"}]
 
 
 def test_simulated_annotators_follow_the_judge_as_often_as_is_asked(tmp_path):

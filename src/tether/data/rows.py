@@ -14,8 +14,8 @@ from tether.data.sources import Quarantine
 
 
 def turn_rows(conversation: Conversation) -> list[Json]:
-    """A conversation as plain JSON values."""
-    return [turn.as_row() for turn in conversation]
+    """A conversation as plain JSON values, with the schemas of its tools."""
+    return [turn.as_row() | ({"tools": turn.tools} if turn.tools else {}) for turn in conversation]
 
 
 def turns_of(rows: Sequence[Mapping[str, object]]) -> Conversation:
@@ -24,15 +24,18 @@ def turns_of(rows: Sequence[Mapping[str, object]]) -> Conversation:
 
 
 def record_row(record: Comparison | Demonstration) -> Json:
-    """A row of the formats `preference` or `messages`, as plain JSON values; empty fields are left
-    out.
+    """A row of the formats `preference` or `messages`, as plain JSON values, with a column of
+    tools; empty fields are left out.
     """
     more: Json = {"id": record.id, "metadata": dict(record.metadata)}
     if isinstance(record, Demonstration):
-        row: Json = {"messages": turn_rows(record.messages)}
+        row: Json = {"messages": [turn.as_row() for turn in record.messages]}
         first = record.messages[:1]
     else:
-        row = {name: turn_rows(getattr(record, name)) for name in ("prompt", "chosen", "rejected")}
+        row = {
+            name: [turn.as_row() for turn in getattr(record, name)]
+            for name in ("prompt", "chosen", "rejected")
+        }
         row |= {"probability": record.probability, "tie": record.tie}
         votes = [
             {"annotator": vote.annotator, "preference": vote.preference}

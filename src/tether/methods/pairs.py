@@ -126,6 +126,8 @@ def comparisons_of(folder: Path) -> Iterator[Comparison]:
     any characters.
     """
     for row in read_jsonl(folder / "pairs.jsonl"):
+        for turn in row["prompt"][:1]:
+            turn["tools"] = row.pop("tools", "")
         prompt, chosen, rejected = (
             turns_of(row.pop(name)) for name in ("prompt", "chosen", "rejected")
         )

@@ -55,9 +55,9 @@ class AheadEngine:
             max_staleness,
             engine.policy_version,
         )
-        self.orders: dict[int, tuple[Sequence[int], Callable[[], list[RolloutGroup]]]] = {}
-        """By the number of a step: the places of its prompts in the run, and what gives their
-        samples, waiting for them once.
+        self.orders: dict[int, tuple[object, Callable[[], list[RolloutGroup]]]] = {}
+        """By the number of a step: what was asked for, and the function that waits for the samples
+        once.
         """
         self.saved: dict[int, list[list[Json]]] = {}
 
@@ -86,7 +86,7 @@ class AheadEngine:
                 list,
                 self.engine.generate(prompts, sampling, ordinals=ordinals, **how),
             )
-        self.orders[number] = ordinals, cache(collect)
+        self.orders[number] = _asked(prompts, sampling, ordinals, **how), cache(collect)
 
     def forget(self, number: int) -> None:
         """Let go of the samples of the steps before `number`."""
@@ -100,9 +100,9 @@ class AheadEngine:
         ordinals: Sequence[int] | None = None,
         **how: Any,
     ) -> list[RolloutGroup]:
-        """Groups that were ordered for these places. Other places are sampled now."""
-        for places, collect in self.orders.values():
-            if ordinals is not None and list(places) == list(ordinals):
+        """The groups of an order for the same samples. Everything else is sampled now."""
+        for request, collect in self.orders.values():
+            if ordinals is not None and request == _asked(prompts, sampling, ordinals, **how):
                 return collect()
         return self.engine.generate(prompts, sampling, ordinals=ordinals, **how)
 
@@ -128,6 +128,19 @@ class AheadEngine:
                 "an earlier tether wrote this checkpoint with answers under way, in "
                 "another form: begin the run anew",
             )
+
+
+def _asked(
+    prompts: Sequence[Prompt],
+    sampling: Sampling,
+    ordinals: Sequence[int],
+    *,
+    num_samples: int = 1,
+    seed: int = 0,
+    progress: object = None,
+) -> object:
+    """Everything that samples depend on beside the weights."""
+    return [*prompts], sampling, [*ordinals], num_samples, seed
 
 
 def _rows(group: RolloutGroup) -> list[Json]:
