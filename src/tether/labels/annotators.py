@@ -58,8 +58,9 @@ def label_pairs(
 
     Args:
         scores: hidden scores, one a response; only their noisy order reaches the labels.
-        agreement: how often two annotators who both decide are to agree on pairs at random; the
-            noise is fitted to it.
+        agreement: how often two annotators who never say "tie" are to agree on pairs at random;
+            the noise is fitted to it. Those who may say "tie" agree more often where both decide:
+            0.62, 0.73 and 0.83 for 0.6, 0.7 and 0.8.
         only: the pairs to vote on, as (prompt, response, later response); None: all.
         noise: of annotators known from elsewhere; None: fitted.
     """

@@ -112,8 +112,11 @@ def share_interval(
     observation over p(1−p), less than one for observations between 0 and 1.
     Paper: Korn and Graubard 1998, https://www150.statcan.gc.ca/n1/en/catalogue/12-001-X19980024356.
     The imaginary carrier is ours, in place of their quantile of Student's t. Wilson's interval is
-    nearer to ½. Both together hold the truth in 97 to 99% of draws of 10 to 20 groups. Args:
+    nearer to ½. Both together hold the truth in 97 to 99% of draws of 10 to 20 groups.
+
+    Args:
         trials: N, the observations.
+        spread: v, the variance of an observation over p(1−p).
         influence: its `equal` is G.
     Assumes: groups are drawn independently.
     """

@@ -62,8 +62,8 @@ def trend(values: Sequence[float]) -> Trend | None:
     restricted likelihood times a flat prior on (−0.4, 0.99) as its weight.
     Paper: Harville 1974, https://doi.org/10.1093/biomet/61.2.383 (restricted likelihood).
     Assumes: noise of one kind throughout, each step of which forgets the one before at one rate.
-    Trap: if φ is near 1, noise and movement look alike; steps that are worth fewer than six
-        independent ones give no interval.
+    Trap: if φ is near 1, noise and movement look alike; steps that are worth fewer than
+        `FEWEST_FREE` independent ones give no interval.
     """
     count = len(values)
     if not count:
