@@ -119,7 +119,7 @@ def _finished(run: RunDirectory, section: Section, summary: Json, quarantine: Qu
     alarms = run.alarms()
     if not {alarm["detector"] for alarm in alarms} & {"kl_stuck", "unmoved"}:
         still = check_movement(steps, section.learning.model_dump(mode="json"), summary)
-        found = []
+        noticed = []
         if isinstance(still, Finding):
             alarm = Alarm(
                 detector="unmoved",
@@ -129,9 +129,9 @@ def _finished(run: RunDirectory, section: Section, summary: Json, quarantine: Qu
                 message=f"{still.message.rstrip('.')}: {still.evidence}",
                 advice=still.advice,
             )
-            found.append(alarm)
+            noticed.append(alarm)
         # an empty file shows that the detectors ran
-        run.alarm(found)
+        run.alarm(noticed)
     if steps:
         summary["alarms"] = run.alarms()
     summary["quarantine"] = quarantine.summary()

@@ -45,9 +45,9 @@ if TYPE_CHECKING:
 class RoleDescription(TypedDict):
     """role.json: the training of a role, and its base.
 
-    The file has `quantize` only for a quantised base, `base_seed` only if the base is the random
-    tiny model, and `base_revision` only if the recipe pinned the hub's. Files of older tethers have
-    no `base_rounded_digest`.
+    The file has `quantize` only for a quantised base, and `base_seed` only if the base is the
+    random tiny model. `base_revision` is there if the recipe pinned a revision of the hub. Files of
+    older tethers have no `base_rounded_digest`.
     """
 
     quantize: str | None

@@ -29,17 +29,17 @@ def packed_rollouts(stages: Sequence[SubRun], most: int = MOST) -> Packed | None
     """The rollouts of all stages. If they take more than `most` characters, those of fewer steps,
     at last of fewer rows. None: there are none, or not one fits.
     """
-    rows = kept = [(stage, row) for stage in stages for row in _rollouts(stage)]
+    rows = shown = [(stage, row) for stage in stages for row in _rollouts(stage)]
     every = 1
-    while kept and len(text := _packed(stages, kept)) > most:
+    while shown and len(text := _packed(stages, shown)) > most:
         every *= max(2, ceil(len(text) / most))
         fewer = _of_steps(rows, every)
-        kept = fewer if len(fewer) < len(kept) else kept[1::2]
-    if not kept:
+        shown = fewer if len(fewer) < len(shown) else shown[1::2]
+    if not shown:
         return None
-    steps = len({(stage.name, row["step"]) for stage, row in kept})
-    number = thousands(len(kept))
-    if len(kept) == len(rows):
+    steps = len({(stage.name, row["step"]) for stage, row in shown})
+    number = thousands(len(shown))
+    if len(shown) == len(rows):
         return Packed(text, f"All {number} rollouts that were recorded, of {steps} steps.")
     return Packed(
         text,
