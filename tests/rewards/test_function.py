@@ -2,6 +2,7 @@
 ends the run in order.
 """
 
+import json
 import math
 import threading
 import time
@@ -14,6 +15,7 @@ import torch
 from tether.core.errors import ConfigError, MissingFileError, RewardError
 from tether.core.rundir import read_json, read_jsonl
 from tether.core.types import Prompt, Rollout, Sampling, Score, StopReason, user
+from tether.methods.sampling import online_stage
 from tether.rewards.control import RandomReward
 from tether.rewards.function import FunctionReward
 from tether.rewards.limit import FailureLimit
@@ -202,6 +204,66 @@ def test_the_limit_is_on_the_last_ten_calls():
         ),
     ):
         strict.score(ASKED)
+
+
+class Judged(Failing):
+    def judge(self, rollouts):
+        return self.score(rollouts)
+
+
+def test_the_words_of_the_limit_count_the_last_calls_alone():
+    class Changing:
+        name = "changing"
+        reasons = iter(["old", *[""] * 10, "new"])
+
+        def score(self, rollouts):
+            reason = next(self.reasons)
+            return [Score(None, reason=reason) if reason else Score(1.0) for _ in rollouts]
+
+    source = FailureLimit(Changing(), 1.0)
+    for _ in range(11):
+        source.score(ASKED)
+    source.share = 0.01
+    with pytest.raises(RewardError, match=r"6 of the last 60 scores failed.*: new \(6 times\)\. M"):
+        source.score(ASKED)
+    assert source.reasons == {"old": 6}  # the step that was stopped is asked once more
+
+
+def test_measurements_by_another_score_of_the_source_count_for_the_limit():
+    source = FailureLimit(Judged([0, 2, 6]), 0.5)
+    source.score(ASKED)
+    assert [score.value for score in source.judge(ASKED)] == [None, None, 1.0, 1.0, 1.0, 1.0]
+    again = FailureLimit(Judged([6]), 0.4)
+    again.load_state(json.loads(json.dumps(source.state())))
+    assert again.reasons == {"broken": 2}
+    with pytest.raises(RewardError, match=r"8 of the last 18 scores .* broken \(8 times\)"):
+        again.judge(ASKED)
+
+
+def test_a_state_of_former_versions_keeps_its_numbers():
+    source = FailureLimit(Failing([5]), 0.5)
+    source.load_state({"failures": {"recent": [[0, 2], [2, 2]], "reasons": {"broken": 2}}})
+    with pytest.raises(
+        RewardError, match=r"7 of the last 10 scores .* broken \(5 times\); not noted"
+    ):
+        source.score(ASKED)
+
+
+def test_a_training_that_learns_from_steps_needs_them():
+    """Whatever scores: a function, or servers."""
+    values = [Score(1.0, steps=((0, 0.5),)), Score(None, reason="away"), Score(1.0), 1.0]
+    source = FunctionReward(lambda prompts, responses: values)
+    first, away, *others = FailureLimit(source, 0.8, needs_steps=True).score(ASKED[:4])
+    assert first == values[0] and away.reason == "away"
+    assert all("gave no steps, and step_rewards = true" in score.reason for score in others)
+
+
+@pytest.mark.parametrize("step_rewards", [False, True])
+def test_a_reward_from_servers_without_steps_fails_where_steps_are_needed(tmp_path, step_rewards):
+    made = recipe(tmp_path, GOOD, step_rewards=step_rewards)
+    stage, _ = online_stage(made.grpo, made.model, None, 0, reward=Failing([0]))
+    stage.reward.share = 1.0
+    assert {score.value for score in stage.reward.score(ASKED)} == {None if step_rewards else 1.0}
 
 
 def test_scores_missing_altogether_are_an_error():

@@ -287,16 +287,6 @@ def test_generators_and_coroutines_are_used_and_may_fail_while_they_are_read() -
     assert "gave no answer within 0.3 s, it was in" in scored(sleeps, time_limit=0.3)[0].reason
 
 
-def test_a_step_that_learns_from_steps_needs_them() -> None:
-    values = [Score(1.0, steps=((0, 0.5),)), Score(1.0), 1.0]
-    first, *others = scored(lambda prompts, responses: values, needs_steps=True)
-    assert first == values[0]
-    assert all(
-        "returned no steps, and step_rewards = true learns from steps alone" in score.reason
-        for score in others
-    )
-
-
 def chdir() -> None:
     os.chdir("/")
 

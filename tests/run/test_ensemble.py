@@ -429,6 +429,12 @@ def test_a_member_that_was_changed_is_noticed(ensemble, tmp_path):
         ),
         ({}, {"reward_per_token": True}, "needs reward_source = 'learned' and step_rewards"),
         ({}, {"reward_per_token": True, "step_rewards": True}, "has its own baseline"),
+        ({}, {"step_rewards": True}, "reward_source = 'learned' scores whole responses"),
+        (
+            {},
+            {"step_rewards": True, "reward_source": "random"},
+            "reward_source = 'random' scores whole responses, so that step_rewards finds no steps",
+        ),
         ({"disentangle_length": 1.0, "head_dropout": 0.1}, {}, "scores every response twice"),
     ],
 )

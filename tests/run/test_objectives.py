@@ -244,7 +244,7 @@ def test_objectives_without_held_out_rows_are_refused_before_training(tmp_path):
         ),
         ({}, {"reward_combine": "mean"}, "reward_combine has no effect on objectives"),
         ({}, {"reward_source": "random"}, "objectives has no effect without"),
-        ({}, {"step_rewards": True}, "step_rewards finds no steps"),
+        ({}, {"step_rewards": True}, "a sum of objectives scores whole responses"),
         ({}, {"evaluate": {"keep": "best"}}, "see the weighted sum alone"),
         ({}, {"evaluate": {"stop": True}}, "see the weighted sum alone"),
         ({"data": {"path": "."}}, {}, "data has no effect with objectives"),

@@ -105,10 +105,7 @@ def reward_source(
     if section.classifier is not None:
         return ClassifierReward.load(section.classifier, device)
     if (own := section.function) is not None:
-        return reward_function(
-            own,
-            needs_steps=isinstance(section, PolicySection) and section.step_rewards,
-        )
+        return reward_function(own)
     assert folder is not None and loaded is not None
     encoder = reader or encoder_of(loaded)
     per_token = isinstance(section, PolicySection) and section.reward_per_token

@@ -250,6 +250,7 @@ def online_stage(
             seed,
             reader,
         )
+    needs_steps = isinstance(section, PolicySection) and section.step_rewards
     ask = ranks.score_by_share if isinstance(reward, SINGLY) else ranks.score_by_first
     # Where ranks cut weights over all of them, servers come in the engine's place.
     engine = (
@@ -266,7 +267,7 @@ def online_stage(
     stage = build(
         policy=policy,
         reference=reference,
-        reward=FailureLimit(reward, section.max_failed, ask),
+        reward=FailureLimit(reward, section.max_failed, ask, needs_steps=needs_steps),
         engine=engine,
         encoder=encoder,
         ranks=ranks,

@@ -18,13 +18,13 @@ from tether.rewards.returned import in_parts, scores_of, whole_groups
 from tether.settings.rewards import FunctionConfig
 
 
-def reward_function(config: FunctionConfig, *, needs_steps: bool = False) -> FunctionReward:
+def reward_function(config: FunctionConfig) -> FunctionReward:
     """The reward of a recipe's function; of several the weighted sum, with each as a part."""
     functions = {call: load_function(call, config.completions) for call in config.calls}
     if isinstance(config.call, str):
-        return FunctionReward(functions[config.call], needs_steps=needs_steps, **config.limits)
+        return FunctionReward(functions[config.call], **config.limits)
     weights = dict(zip(config.calls, config.weights or (1.0,) * len(config.calls), strict=True))
-    return FunctionReward(functions, weights, needs_steps=needs_steps, **config.limits)
+    return FunctionReward(functions, weights, **config.limits)
 
 
 class FunctionReward:
@@ -35,7 +35,6 @@ class FunctionReward:
         function: one function, or several by the names that recipes have for them.
         weights: of several, by the same names.
         role: the words for the function in messages.
-        needs_steps: training learns from the rewards of single steps (`Score.steps`).
 
     A response to which one of several gives None is scored by the others, as TRL has it; it fails
     where none gives a number. A call that one of several fails is failed. Other arguments as for
@@ -54,10 +53,9 @@ class FunctionReward:
         time_limit: float = 60.0,
         dump_after: float = 30.0,
         role: str = "the reward function",
-        needs_steps: bool = False,
     ) -> None:
         functions = function if isinstance(function, Mapping) else {"": function}
-        self.weights, self.batch, self.needs_steps = weights, batch, needs_steps
+        self.weights, self.batch = weights, batch
         self.watchdog = Watchdog(None)
         self.guarded = {
             call: Guarded(one, role, self.watchdog, time_limit=time_limit, dump_after=dump_after)
@@ -82,20 +80,13 @@ class FunctionReward:
         ]
 
     def _placed(self, score: Score, rollout: Rollout) -> Score:
-        """The score itself; a failed one where a step ends outside of the response, or where needed
-        steps are missing.
-        """
+        """The score itself; a failed one where a step ends outside of the response."""
         source, length = next(iter(self.guarded.values())).source, len(rollout.response_ids)
         if outside := [end for end, _ in score.steps if not 0 <= end < length]:
             return Score(
                 None,
                 reason=f"{source} returned a step that ends at token {outside[0]} "
                 f"of a response of {length}",
-            )
-        if self.needs_steps and score.value is not None and not score.steps:
-            return Score(
-                None,
-                reason=f"{source} returned no steps, and step_rewards = true learns from steps alone",
             )
         return score
 

@@ -27,6 +27,8 @@ class FailureLimit:
         share: of the scores of the last ten calls of `score` and `judge`; beyond it there is
             nothing left to learn from.
         ask: how the source is asked; by several ranks, not by each of them.
+        needs_steps: training learns from the rewards of single steps (`Score.steps`); a score
+            without them has failed.
     """
 
     def __init__(
@@ -34,10 +36,13 @@ class FailureLimit:
         source: RewardSource,
         share: float,
         ask: Ask = lambda score, rollouts: score(rollouts),
+        *,
+        needs_steps: bool = False,
     ) -> None:
         self.source, self.share, self.name, self.ask = source, share, source.name, ask
+        self.needs_steps = needs_steps
         self.reasons: Counter[str] = Counter()
-        self.recent: deque[tuple[int, int]] = deque(maxlen=WINDOW)
+        self.recent: deque[tuple[Counter[str], int]] = deque(maxlen=WINDOW)
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
         """The source's scores.
@@ -46,40 +51,53 @@ class FailureLimit:
             RewardError: too many of the last ones failed, or the source gave another number of them
                 than it was asked for.
         """
-        scores = self.ask(self.source.score, rollouts)
+        return self._limited(self.source.score, rollouts)
+
+    def judge(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        """Scores that mean the same at every step, for measurements.
+
+        Raises:
+            RewardError: see `score`.
+        """
+        source = self.source
+        judge = source.judge if isinstance(source, JudgingReward) else source.score
+        return self._limited(judge, rollouts)
+
+    def _limited(
+        self,
+        score: Callable[[Sequence[Rollout]], list[Score]],
+        rollouts: Sequence[Rollout],
+    ) -> list[Score]:
+        """Scores, once their failures are counted."""
+        scores = self.ask(score, rollouts)
         if len(scores) != len(rollouts):
             raise RewardError(
                 f"the reward source {self.name!r} gave {len(scores)} scores for "
                 f"{len(rollouts)} responses",
             )
-        reasons = [score.reason or "no reason given" for score in scores if score.value is None]
-        self.reasons.update(reasons)
-        self.recent.append((len(reasons), len(scores)))
-        failed, total = (sum(column) for column in zip(*self.recent, strict=True))
-        if reasons and failed > self.share * total:
+        if self.needs_steps:
+            scores = [_with_steps(score, self.name) for score in scores]
+        reasons = Counter(s.reason or "no reason given" for s in scores if s.value is None)
+        self.recent.append((reasons, len(scores)))
+        failed = sum((counts for counts, _ in self.recent), Counter[str]())
+        total = sum(number for _, number in self.recent)
+        if reasons and failed.total() > self.share * total:
             self.recent.clear()  # a reward that was mended is not judged by what it did before
             common = "; ".join(
-                f"{reason} ({count} times)" for reason, count in self.reasons.most_common(3)
+                f"{reason} ({count} times)" for reason, count in failed.most_common(3)
             )
             raise RewardError(
-                f"{failed} of the last {total} scores failed, more than max_failed = "
+                f"{failed.total()} of the last {total} scores failed, more than max_failed = "
                 f"{self.share:g}: {common}. "
                 "Mend the reward and start the same command again: it goes on from the last step",
             )
+        self.reasons.update(reasons)
         return scores
 
     def keep_stacks(self, path: Path) -> None:
         """Set the file for the stacks of calls that hang, if the source writes them down."""
         if isinstance(self.source, FunctionReward):
             self.source.watchdog.path = path
-
-    def judge(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        """Scores that mean the same at every step, for measurements."""
-        return (
-            self.ask(self.source.judge, rollouts)
-            if isinstance(self.source, JudgingReward)
-            else self.score(rollouts)
-        )
 
     def learn(self, scores: Sequence[Score]) -> dict[str, float]:
         """Tell the source what a step of training scored, if it follows that; its metrics."""
@@ -88,7 +106,7 @@ class FailureLimit:
     def state(self) -> Json:
         """Values that the source's next scores depend on, and the failures so far."""
         own = self.source.state() if isinstance(self.source, Stateful) else {}
-        counts = {"recent": [list(pair) for pair in self.recent], "reasons": dict(self.reasons)}
+        counts = {"recent": [list(batch) for batch in self.recent], "reasons": dict(self.reasons)}
         return {**own, "failures": counts} if self.recent or self.reasons else own
 
     def load_state(self, values: Facts) -> None:
@@ -97,8 +115,12 @@ class FailureLimit:
             self.source.load_state(own)
         if (counts := values.get("failures")) is not None:
             self.reasons = Counter(counts["reasons"])
+            # state of a former version has their number alone
             self.recent = deque(
-                ((failed, total) for failed, total in counts["recent"]),
+                (
+                    (Counter(failed if isinstance(failed, dict) else {"not noted": failed}), total)
+                    for failed, total in counts["recent"]
+                ),
                 maxlen=WINDOW,
             )
 
@@ -106,3 +128,11 @@ class FailureLimit:
         """End what the source keeps open."""
         if isinstance(self.source, AbstractContextManager):
             self.source.__exit__(None, None, None)
+
+
+def _with_steps(score: Score, name: str) -> Score:
+    """The score itself; a failed one where it has no rewards of steps."""
+    if score.value is None or score.steps:
+        return score
+    reason = f"the reward {name!r} gave no steps, and step_rewards = true learns from steps alone"
+    return Score(None, reason=reason)

@@ -397,8 +397,21 @@ class PolicySection(OnlineSection, PolicyConfig):
                 "value_init = 'reward' copies one reward model, and objectives have several: "
                 "use 'zero'"
             )
-        if self.objectives is not None and self.step_rewards:
-            yield "objectives score whole responses: step_rewards finds no steps"
+        per_token = self.reward_per_token and not self.objectives
+        if (
+            self.step_rewards
+            and self.reward_source not in ("process", "function")
+            and not per_token
+        ):
+            given = (
+                "a sum of objectives"
+                if self.objectives
+                else f"reward_source = {self.reward_source!r}"
+            )
+            yield (
+                f"{given} scores whole responses, so that step_rewards finds no steps: use "
+                "'process', a function that returns steps, or reward_per_token"
+            )
         if "raise_kl" in self.watch.act.values() and not self.kl.coefficient:
             yield (
                 "watch.act = 'raise_kl' doubles kl.coefficient, which is 0: start above 0, or "
