@@ -1,5 +1,7 @@
 """What was asked once is not asked again: over calls, runs, and a process that was killed."""
 
+import hashlib
+import json
 import math
 import os
 import signal
@@ -13,7 +15,7 @@ from tests.judges.planted_judges import Planted, pair
 
 from tether.core.errors import DataError
 from tether.core.protocols import ChatModel, Reply, Verdict
-from tether.core.types import Sampling, user
+from tether.core.types import Message, Sampling, user
 from tether.judges.cache import CachedModel
 from tether.judges.pairwise import PairJudge
 from tether.judges.verdicts import read_verdict
@@ -99,6 +101,20 @@ def test_what_is_no_number_in_an_older_file_is_asked_again(tmp_path):
     assert (
         PairJudge(CachedModel(model, path), "x").judge(ROWS) == before and len(model.questions) == 8
     )
+
+
+def test_tools_and_names_of_turns_belong_to_the_question(tmp_path):
+    model = Planted(write=lambda talk, ordinal: Reply(f"{len(model.replied)}", True))
+    asked = CachedModel(model, tmp_path / "c.sqlite")
+    turns = [user("a"), *(Message("user", "a", tools=json.dumps([{"n": n}])) for n in range(2))]
+    turns += [Message("user", "a", name="Ann"), Message("user", "a", tool_call_id="Ann")]
+    for _ in range(2):
+        talks = [(turn,) for turn in turns]
+        assert len(set(asked.replies(talks, Sampling(4), seed=1, ordinals=[1] * 5))) == 5
+    assert len(model.replied) == 5
+    plain = ["reply", "planted", [["user", "a"]], "more"]
+    former = hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+    assert asked._key("reply", (user("a"),), "more") == former
 
 
 def test_replies_are_known_by_their_sampling_seed_and_ordinal(tmp_path):

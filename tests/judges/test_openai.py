@@ -17,7 +17,7 @@ from tether.settings.judges import JudgeServerConfig
 from tether.settings.reading import build
 
 openai = pytest.importorskip("openai", reason="needs the `judge` extra")
-from tether.judges.openai import ServedChat  # noqa: E402
+from tether.judges.openai import MARGIN_TOKENS, ServedChat  # noqa: E402
 
 SURE = completion("A", [{"A": 0.75, "B": 0.25}])
 KEY = "sk-very-secret-0123456789"
@@ -374,6 +374,37 @@ def test_results_of_tools_name_the_call_that_they_answer(serve):
         None,
         "call_2",
     ]
+
+
+def test_tools_are_sent_with_the_question_and_count_for_the_budget(serve):
+    tools = [{"type": "function", "function": {"name": "rain", "description": "d" * 400}}]
+    server, chat, _ = serve(completion("well"))
+    for turn in (Message("user", "q", tools=json.dumps(tools)), user("q")):
+        chat.replies([(turn,)], Sampling(4), seed=0, ordinals=[0])
+    with_tools, without = server.requests
+    assert with_tools["tools"] == tools and with_tools["tool_choice"] == "none"
+    assert not {"tools", "tool_choice"} & without.keys()
+    tight = serve(completion("well"), max_tokens=MARGIN_TOKENS + 100)[1]
+    (reply,) = tight.replies(
+        [(Message("user", "q", tools=json.dumps(tools)),)],
+        Sampling(4),
+        seed=0,
+        ordinals=[0],
+    )
+    assert reply.text is None and SPENT in reply.reason
+
+
+def test_a_result_keeps_the_name_of_its_call(serve):
+    calls = [
+        json.dumps({"id": name, "type": "function", "function": {"name": "f", "arguments": {}}})
+        for name in "abc"
+    ]
+    server, chat, _ = serve(completion("well"))
+    results = (Message("tool", "b", tool_call_id="b"), Message("tool", "a"), Message("tool", "c"))
+    talk = (user("q"), Message("assistant", "", tuple(calls)), *results)
+    chat.replies([talk], Sampling(), seed=0, ordinals=[0])
+    rows = server.requests[0]["messages"][2:]
+    assert [row["tool_call_id"] for row in rows] == ["b", "a", "c"]
 
 
 def test_the_key_comes_from_the_environment_and_goes_to_the_server_alone(

@@ -81,6 +81,16 @@ def test_wrong_programs_and_tricks(score, program, reason):
         ("b'x'", "b'x'", "'x'"),
         ("[]", "list()", "()"),
         ("-3", "-3.0", "3"),
+        ("0.5", "__import__('fractions').Fraction(1, 2)", "__import__('fractions').Fraction(1, 3)"),
+        ("0.1", "0.1", "__import__('decimal').Decimal('0.1')"),
+        ("3", "__import__('decimal').Decimal('3.0')", "__import__('decimal').Decimal('NaN')"),
+        ("1e999", "__import__('decimal').Decimal('Infinity')", "0"),
+        ("{'a'}", "{'a': 1}.keys()", "{'b': 1}.keys()"),
+        ("{('a', 1)}", "{'a': 1}.items()", "{'a': 2}.items()"),
+        ("{1, 2}", "{True, 2}", "{True, 3}"),
+        ("{(2, 1), (11, 1)}", "{(2, True), (11.0, True)}", "{(2, True), (11.5, True)}"),
+        ("{1: 'a', 2: 'b'}", "{2: 'b', True: 'a'}", "{2: 'a', True: 'b'}"),
+        ("b'x'", "bytearray(b'x')", "bytearray(b'y')"),
     ],
 )
 def test_values_are_equal_when_python_says_so(score, right, same, other):
@@ -264,6 +274,14 @@ def test_a_program_that_no_worker_could_run_has_no_score(answered, monkeypatch):
 def test_tests_that_test_nothing_are_refused(tests):
     with pytest.raises(DataError, match="test"):
         code.read_tests(tests)
+
+
+def test_a_row_whose_tests_cannot_be_read_fails_alone(answered):
+    with VerifiableReward(VerifiableConfig(kind="code", workers=1)) as reward:
+        square = "f = lambda x: x * x"
+        broken, fine = reward.score([answered(square, "assert f( =="), answered(square)])
+    assert broken.value is None and "p: the tests of a problem are no Python" in broken.reason
+    assert fine.value == 1.0
 
 
 def test_credit_has_no_effect_elsewhere():

@@ -99,6 +99,17 @@ def test_a_column_that_some_rows_lack_is_none_there_in_every_call(tmp_path):
     assert [plain(reward)([prompt], ["said"]) for prompt in prompts] == [[0.0], [1.0]]
 
 
+def test_a_name_of_metadata_that_some_prompts_lack_is_none_there_in_every_call(tmp_path):
+    rows = [{"prompt": "One", "metadata": {}}, {"prompt": "Two", "metadata": {"hint": "x"}}]
+    prompts = rows_of(tmp_path / "rows.jsonl", rows)
+
+    def reward(completions, hint):
+        return [1.0 if one else 0.0 for one in hint]
+
+    assert [plain(reward)([prompt], ["said"]) for prompt in prompts] == [[0.0], [1.0]]
+    assert [prompt.metadata for prompt in prompts] == [{}, {"hint": "x"}]
+
+
 def test_renamed_columns_arrive_under_both_names(tmp_path):
     row = {"input": {"text": "What is 2+3?"}, "reward_model": {"ground_truth": "2 + 3\n#### 5"}}
     columns = {"prompt": "input.text", "answer": "reward_model.ground_truth"}

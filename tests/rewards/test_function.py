@@ -176,6 +176,47 @@ def test_scores_and_their_parts_come_through_in_order():
     }
 
 
+def summed(first, second, calls=("a.py:first", "b.py:second"), weights=(1.0, 0.5)):
+    """Scores of one answer by two functions that return these values."""
+    functions = {
+        call: lambda p, r, value=v: [value] for call, v in zip(calls, (first, second), strict=True)
+    }
+    source = FunctionReward(functions, dict(zip(calls, weights, strict=True)))
+    (score,) = source.score([replace(ASKED[0], response_ids=(3, 4, 5))])
+    return score
+
+
+def test_a_sum_keeps_parts_and_steps_of_its_functions():
+    score = summed(
+        Score(1.0, {"kind": 3.0}, steps=((0, 0.25), (2, 0.5))),
+        Score(2.0, {"kind": 4.0}, steps=((2, 1.0),)),
+    )
+    assert score.value == 2.0 and score.steps == ((0, 0.25), (2, 1.0))
+    assert score.parts == {"first": 1.0, "first/kind": 3.0, "second": 2.0, "second/kind": 4.0}
+    assert summed(Score(1.0, steps=((0, 0.25),)), None).steps == ((0, 0.25),)
+    assert summed(Score(1.0, steps=((0, 0.25),)), 2.0).steps == ()
+
+
+@pytest.mark.parametrize("unusable", [math.nan, "good", Score(None, reason="away")])
+def test_a_sum_fails_with_what_one_function_spoils_and_takes_none_for_no_opinion(unusable):
+    spoiled, alone = summed(1.0, unusable), summed(1.0, None)
+    assert spoiled.value is None and any(word in spoiled.reason for word in ("nan", "str", "away"))
+    assert (alone.value, alone.parts) == (1.0, {"first": 1.0})
+    assert summed(None, None).value is None
+
+
+def test_functions_of_one_name_have_parts_of_their_own():
+    assert summed(1.0, 2.0, ("a.py:f", "b.py:f")).parts == {"a.py:f": 1.0, "b.py:f": 2.0}
+    assert summed(1.0, 2.0, ("a@b/c.py:f", "python:g@12")).parts == {"f": 1.0, "g": 2.0}
+    assert summed(1.0, 2.0, ("a.py:score", "b.py:f")).parts == {"a.py:score": 1.0, "f": 2.0}
+
+
+def test_one_function_twice_is_refused(tmp_path):
+    calls = [f"{tmp_path}/mine.py:reward"] * 2
+    with pytest.raises(ConfigError, match="call names a function twice"):
+        recipe(tmp_path, GOOD, function={"call": calls})
+
+
 class Failing:
     name = "failing"
 

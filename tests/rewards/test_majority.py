@@ -11,7 +11,7 @@ from tether.core.types import Prompt, Rollout, Sampling, StopReason, user
 from tether.report.about import control_lines
 from tether.report.page import write_report
 from tether.report.reading import read_journey
-from tether.rewards.control import CheckedControl
+from tether.rewards.control import CheckedControl, RandomReward
 from tether.rewards.limit import FailureLimit
 from tether.rewards.majority import MajorityReward
 from tether.rewards.verifiable import VerifiableReward
@@ -44,6 +44,12 @@ def agreement(kind, texts, **more):
 def test_numbers_agree_by_value(texts, values):
     """The known answer 7 has no part in it."""
     assert agreement("numeric", texts) == values
+
+
+def test_zero_is_a_number_as_any_other():
+    pytest.importorskip("math_verify")
+    answers = MajorityReward(VerifiableConfig(kind="gsm8k"), RandomReward(0))
+    assert [answers._answer(f"#### {text}") for text in ("0", "0.0", "$0", "7.0")] == [0, 0, 0, 7]
 
 
 def test_words_agree_as_the_check_folds_them():

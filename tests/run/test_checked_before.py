@@ -26,6 +26,17 @@ def data(tmp_path):
         "good": [
             {"prompt": row["prompt"], "completion": "an answer", "label": True} for row in TALKS
         ],
+        "programs": [
+            {
+                "id": f"p{n}",
+                "prompt": "Square",
+                "answer": "assert f( ==" if n == 2 else "assert f(2) == 4",
+            }
+            for n in range(4)
+        ],
+        "good_programs": [
+            {"id": f"p{n}", "prompt": f"Square {n}", "answer": "assert f(2) == 4"} for n in range(4)
+        ],
         "pairs": [{"prompt": row["prompt"], "chosen": "good", "rejected": "bad"} for row in TALKS],
     }
     for name, lines in rows.items():
@@ -48,6 +59,7 @@ def later(data, folder, monkeypatch):
     (folder / "trl.py").write_text("def score(completions, answer): return answer\n")
     (folder / "bare.jinja").write_text("{% if messages %}")
     own = {"reward_source": "function", "function": {"call": f"{folder / 'trl.py'}:score"}}
+    programs = {"reward_source": "verifiable", "verifiable": {"kind": "code"}}
     for name in ("bare", "adapter"):
         tiny_tokenizer().save_pretrained(folder / name)
     tiny_model(0).config.save_pretrained(folder / "bare")
@@ -55,6 +67,21 @@ def later(data, folder, monkeypatch):
     (folder / "adapter" / "adapter_config.json").write_text(json.dumps(settings))
     return {
         "a column that a reward takes": ({"grpo": {**grpo, **own}}, "needs 'answer'"),
+        "tests that are no tests": (
+            {"grpo": {**grpo, **programs, "data": data["programs"]}},
+            "prompt 'p2': the tests of a problem are no Python",
+        ),
+        "tests of held-out prompts": (
+            {
+                "grpo": {
+                    **grpo,
+                    **programs,
+                    "data": data["good_programs"],
+                    "evaluate": {**evaluate, "data": data["programs"]},
+                },
+            },
+            "prompt 'p2': the tests of a problem are no Python",
+        ),
         "a column that a judge takes": (
             {"grpo": {**grpo, "evaluate": {**evaluate, "judge": own["function"]}}},
             "needs 'answer'",
@@ -176,6 +203,8 @@ def later(data, folder, monkeypatch):
 
 CASES = (
     "a column that a reward takes",
+    "tests that are no tests",
+    "tests of held-out prompts",
     "a column that a judge takes",
     "a column of the data",
     "a template",

@@ -30,9 +30,10 @@ from tether.judges.constitution import read_rubric
 from tether.models.loading import check_model
 from tether.models.pretrained import check_model_folder
 from tether.models.saving import ENSEMBLE
+from tether.rewards.code import read_tests
 from tether.rewards.forms import check_arguments
 from tether.rewards.loading import load_function
-from tether.rewards.verifiable import PACKAGES, problem_prompt
+from tether.rewards.verifiable import PACKAGES, problem_prompt, tests_in
 from tether.settings.evaluation import EvaluateSection, EvaluationSection
 from tether.settings.judges import FunctionJudge, JudgeConfig
 from tether.settings.model import ModelConfig
@@ -123,6 +124,8 @@ def _check_judge(judge: object, data: DataConfig | None, *, scores: bool) -> Non
 def _check_reward(name: str, section: RewardedSection) -> None:
     for call in section.function.calls if section.function else ():
         _check_function(call, "function.call", section.data, section.kind or Prompt)
+    if section.verifiable is not None and section.verifiable.kind == "code":
+        _check_tests(name, section)
     if section.verifiable is not None and section.verifiable.kind in PACKAGES:
         require(
             PACKAGES[section.verifiable.kind],
@@ -144,6 +147,19 @@ def _check_reward(name: str, section: RewardedSection) -> None:
                 "SequenceClassification",
                 build(ModelConfig, {"source": str(source)}, where=where),
             )
+
+
+def _check_tests(name: str, section: RewardedSection) -> None:
+    """Check that programs can be run against the tests of all rows."""
+    for data in filter(None, (section.data, *section.others())):
+        for problem in _rows(data, Problem):
+            try:
+                read_tests(tests_in(problem_prompt(problem)))
+            except DataError as error:
+                raise DataError(
+                    f"{name}: {', '.join(data.paths)}, prompt {problem.id!r}: {error}. "
+                    "Mend the row, or take it out",
+                ) from error
 
 
 def _check_online(name: str, section: OnlineSection, model: ModelConfig) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from tether.core.errors import DataError
 from tether.core.protocols import AnswerT, ChatModel, PlacedAnswers, Reply, Told, Verdict
-from tether.core.types import Conversation, Sampling
+from tether.core.types import Conversation, Message, Sampling
 
 WAIT_FOR_CACHE = 10.0
 """Seconds for which another process may keep the file to itself."""
@@ -25,7 +25,7 @@ class CachedModel:
     """Implements core.protocols.ChatModel, on top of another.
 
     An answer's key is a digest of the model's name and of the whole question. The question has the
-    conversation (rubric, prompt, answers and their order), the options, or the sampling. Each
+    conversation (rubric, prompt, tools, answers and their order), the options, or the sampling. Each
     answer is committed as soon as it is known, so killing the process loses at most those under
     way. Failures are asked again. A reply that names none of the options is kept, since the same
     question would get it again.
@@ -117,7 +117,7 @@ class CachedModel:
         question = [
             kind,
             self.name,
-            [[turn.role, turn.content, *turn.tool_calls] for turn in conversation],
+            [_keyed(turn) for turn in conversation],
             more,
         ]
         return hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()
@@ -165,6 +165,18 @@ class CachedModel:
         if new:
             ask([places[key][0] for key in new], heard)
         return answers.in_order()
+
+
+def _keyed(turn: Message) -> list[object]:
+    """A turn for the key; fields that it lacks are left out, so that keys of former versions
+    hold.
+    """
+    further = {
+        name: text
+        for name in ("tools", "reasoning", "name", "tool_call_id")
+        if (text := getattr(turn, name))
+    }
+    return [turn.role, turn.content, *turn.tool_calls, *([further] if further else ())]
 
 
 def _lasts(answer: Verdict | Reply) -> bool:

@@ -74,7 +74,8 @@ class Meter(openai.DefaultAsyncHttpxClient):
         """
         chat, body = self.chat, json.loads(request.content)
         # no token is less than a byte
-        size = len(json.dumps(body["messages"], ensure_ascii=False).encode())
+        sent = body["messages"] + body.get("tools", [])
+        size = len(json.dumps(sent, ensure_ascii=False).encode())
         size += body.get("max_tokens") or body["max_completion_tokens"]
         most = cost = size + chat.margin
         await self._reserve(most)
@@ -283,12 +284,19 @@ class ServedChat:
             ModelError: every other request would meet the same, and the user can mend it.
         """
         messages: Any = _wire_rows(conversation)
+        # a reply is text: the model knows its tools and calls none
+        tools: Any = (
+            {"tools": json.loads(conversation[0].tools), "tool_choice": "none"}
+            if conversation[0].tools
+            else {}
+        )
         while True:
             level, name = self._level, self._length_name
             most = LADDER[level] if likeliest else 0
             wording: Any = {
                 name: length,
                 **how,
+                **tools,
                 **({"logprobs": True, "top_logprobs": most} if most else {}),
             }
             try:
@@ -354,8 +362,8 @@ def _wire_rows(conversation: Conversation) -> list[Json]:
     """The turns as OpenAI's requests have them. The arguments of a call are text there, and control
     tokens are broken up.
 
-    A tool's result names the call that it answers: turns have no such name, so results are taken in
-    the order of their calls.
+    A tool's result names the call that it answers. Results without that name are taken in the order
+    of the calls.
     """
     rows, unanswered, number = [], list[str](), itertools.count()
     for turn in conversation:
@@ -368,7 +376,10 @@ def _wire_rows(conversation: Conversation) -> list[Json]:
                 json.dumps(call["function"]["arguments"], ensure_ascii=False),
             )
         if turn.role == "tool":
-            row |= {"tool_call_id": unanswered.pop(0)} if unanswered else {}
+            if turn.tool_call_id in unanswered:
+                unanswered.remove(turn.tool_call_id)
+            elif unanswered and not turn.tool_call_id:
+                row["tool_call_id"] = unanswered.pop(0)
         else:
             unanswered = [call["id"] for call in calls]
         rows.append(row)

@@ -29,6 +29,8 @@ import time
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
 from functools import cache
 from typing import Any, NoReturn
 
@@ -174,17 +176,33 @@ def comparable(value: Any) -> Any:
             if not isinstance(value, float) or math.isfinite(value)
             else ["float", repr(value)]
         )
+    if type(value) in (Fraction, Decimal):
+        for kind in (int, float):
+            with contextlib.suppress(ValueError, OverflowError):
+                if value == kind(value):
+                    return comparable(kind(value))
     for kind in (list, tuple):
         if isinstance(value, kind):
             return [kind.__name__, *map(comparable, value)]
-    if isinstance(value, (set, frozenset)):
-        return ["set", *sorted(map(comparable, value), key=json.dumps)]
+    if isinstance(value, _SETS):
+        return ["set", *sorted(map(comparable, value), key=_place)]
     if isinstance(value, dict):
         return [
             "dict",
-            *sorted(([comparable(k), comparable(v)] for k, v in value.items()), key=json.dumps),
+            *sorted(([comparable(k), comparable(v)] for k, v in value.items()), key=_place),
         ]
+    value = bytes(value) if type(value) is bytearray else value
     return [type(value).__name__, repr(value)]
+
+
+_SETS = set, frozenset, type({}.keys()), type({}.items())
+
+
+def _place(value: Any) -> str:
+    """A text by which sets are ordered: the same for equal values, such as 1, 1.0 and True."""
+    if isinstance(value, list):
+        return f"[{','.join(map(_place, value))}]"
+    return json.dumps(int(value) if isinstance(value, float | bool) and value % 1 == 0 else value)
 
 
 # What follows runs in the workers, which no right answer ever reaches.

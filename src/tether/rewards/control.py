@@ -17,8 +17,9 @@ from tether.rewards.verifiable import VerifiableReward
 
 @dataclass
 class RandomReward:
-    """A standard normal number that depends on the response's tokens and the seed alone: the same
-    text, the same score.
+    """A standard normal number that depends on the seed and the tokens of prompt and response alone.
+
+    So the same answer to a prompt has the same score.
     """
 
     name = "random"

@@ -4,6 +4,7 @@ with what it did score.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 
@@ -14,7 +15,7 @@ from tether.core.watchdog import Watchdog
 from tether.rewards.calling import Guarded
 from tether.rewards.forms import Function
 from tether.rewards.loading import load_function
-from tether.rewards.returned import in_parts, scores_of, whole_groups
+from tether.rewards.returned import NO_SCORE, TAKEN_PARTS, in_parts, scores_of, whole_groups
 from tether.settings.rewards import FunctionConfig
 
 
@@ -37,7 +38,8 @@ class FunctionReward:
         role: the words for the function in messages.
 
     A response to which one of several gives None is scored by the others, as TRL has it; it fails
-    where none gives a number. A call that one of several fails is failed. Other arguments as for
+    where none gives a number. A call or a value that one of several fails is failed. Other
+    arguments as for
     `Guarded`. The stacks of calls that hang go to the file of `watchdog`; nothing is written until
     the run names one.
     """
@@ -126,11 +128,32 @@ class FunctionReward:
 
 
 def _sum(scores: Mapping[str, Score], weights: Mapping[str, float]) -> Score:
-    numbers = {call: score.value for call, score in scores.items() if score.value is not None}
-    if not numbers:
-        return Score(
-            None,
-            reason="; ".join(dict.fromkeys(score.reason for score in scores.values())),
-        )
-    parts = {call.partition("@")[0].rpartition(":")[2]: value for call, value in numbers.items()}
-    return Score(sum(weights[call] * value for call, value in numbers.items()), parts)
+    """The weighted sum of the numbers, with their parts, and with their steps where each has some.
+
+    The score has failed where one function returned neither a number nor None.
+    """
+    absent = {call: score.reason for call, score in scores.items() if score.value is None}
+    failed = [reason for reason in absent.values() if not reason.endswith(NO_SCORE)]
+    if failed or len(absent) == len(scores):
+        return Score(None, reason="; ".join(dict.fromkeys(failed or absent.values())))
+    total, parts = 0.0, dict[str, float]()
+    steps = defaultdict[int, float](float)
+    for call, name in zip(scores, _part_names(tuple(scores)), strict=True):
+        score, weight = scores[call], weights[call]
+        if score.value is None:
+            continue
+        total += weight * score.value
+        parts |= {name: score.value, **{f"{name}/{key}": part for key, part in score.parts.items()}}
+        for end, reward in score.steps:
+            steps[end] += weight * reward
+    whole = all(score.steps for score in scores.values() if score.value is not None)
+    return Score(total, parts, steps=tuple(sorted(steps.items())) if whole else ())
+
+
+def _part_names(calls: Sequence[str]) -> list[str]:
+    """The names of functions; whole calls where two, or a column of the run, have the same name."""
+    short = [call.rpartition(":")[2].partition("@")[0] for call in calls]
+    return [
+        call if short.count(name) > 1 or name in TAKEN_PARTS else name
+        for call, name in zip(calls, short, strict=True)
+    ]

@@ -134,5 +134,6 @@ def _with_steps(score: Score, name: str) -> Score:
     """The score itself; a failed one where it has no rewards of steps."""
     if score.value is None or score.steps:
         return score
-    reason = f"the reward {name!r} gave no steps, and step_rewards = true learns from steps alone"
-    return Score(None, reason=reason)
+    return Score(
+        None, reason=f"the reward {name!r} gave no steps, and step_rewards = true needs them"
+    )

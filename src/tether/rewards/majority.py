@@ -68,7 +68,8 @@ class MajorityReward:
             case "numeric":
                 return parsed_number(answer)
             case "gsm8k" if "\\" not in answer:
-                return parsed_number(answer) or fold(answer)
+                number = parsed_number(answer)
+                return fold(answer) if number is None else number
             case "math" | "gsm8k":
                 return answer.strip()
             case _:

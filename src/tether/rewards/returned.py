@@ -27,6 +27,8 @@ LARGEST = 1e15
 computes.
 """
 
+NO_SCORE = "gave no score"
+"""End of the reason of a value that is None."""
 TAKEN_PARTS = ("score", "proxy", "kl")
 """Columns that measurements have beside the parts of scores."""
 
@@ -92,9 +94,9 @@ def as_score(value: object, source: str = "the reward function") -> Score:
     number.
     """
     if value is None:
-        return Score(None, reason=f"{source} gave no score")
+        return Score(None, reason=f"{source} {NO_SCORE}")
     try:
-        return _score(value) or Score(None, reason=f"{source} gave no score")
+        return _score(value) or Score(None, reason=f"{source} {NO_SCORE}")
     except RewardError as error:
         return Score(None, reason=f"{source} returned {error}")
     except Exception as error:  # noqa: BLE001 - a user's object may raise anything

@@ -48,8 +48,10 @@ _NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,3}(?!\d
 
 _Outcome = tuple[dict[str, float], str]
 """The parts of a score, and why it is not full."""
-_Check = tuple[Json, Callable[[Any], _Outcome]]
-"""A request to a worker about a response, and the way from its result to an outcome."""
+_Check = tuple[Json, Callable[[Any], _Outcome]] | Score
+"""A request to a worker about a response, and the way from its result to an outcome. A failed score
+needs no request.
+"""
 
 
 class VerifiableReward(AbstractContextManager["VerifiableReward"]):
@@ -105,9 +107,11 @@ class VerifiableReward(AbstractContextManager["VerifiableReward"]):
             DataError: a prompt does not carry what its check needs.
         """
         checks = [self._check(rollout) for rollout in rollouts]
-        replies = self._sandbox.run([request for request, _ in checks])
+        requests = [check[0] for check in checks if not isinstance(check, Score)]
+        replies = iter(self._sandbox.run(requests))
         return [
-            self._score(reply, outcome) for reply, (_, outcome) in zip(replies, checks, strict=True)
+            check if isinstance(check, Score) else self._score(next(replies), check[1])
+            for check in checks
         ]
 
     def _check(self, rollout: Rollout) -> _Check:
@@ -121,10 +125,10 @@ class VerifiableReward(AbstractContextManager["VerifiableReward"]):
                 "text": rollout.text,
                 **_metadata(rollout.prompt, needed),
             }, lambda result: result
-        tests = code.read_tests(
-            rollout.prompt.metadata.get("tests")
-            or _metadata(rollout.prompt, ("answer",))["answer"],
-        )
+        try:
+            tests = code.read_tests(tests_in(rollout.prompt))
+        except DataError as error:
+            return Score(None, reason=f"{rollout.prompt.id or 'a prompt'}: {error}")
         program = find_answer(rollout.text, self.config.marks)
         return code.request(program or "", tests), partial(
             self._program_outcome,
@@ -168,6 +172,15 @@ def problem_prompt(problem: Problem) -> Prompt:
         {**problem.metadata, "answer": problem.answer},
         problem.row,
     )
+
+
+def tests_in(prompt: Prompt) -> object:
+    """The tests that a prompt carries, for `code.read_tests`.
+
+    Raises:
+        DataError: it carries none.
+    """
+    return prompt.metadata.get("tests") or _metadata(prompt, ("answer",))["answer"]
 
 
 def reasoning_gym_prompts(

@@ -75,6 +75,8 @@ class Functions(Config):
     def faults(self) -> Iterator[str]:
         if not self.calls:
             yield "call names no function"
+        if len(set(self.calls)) < len(self.calls):
+            yield "call names a function twice: name it once, and give its weight in weights"
         if self.weights is not None and len(self.weights) != len(self.calls):
             yield f"weights has {len(self.weights)} numbers for {len(self.calls)} functions"
 

@@ -21,8 +21,8 @@ def load_rows(
     """The rows of a data section as `kind`.
 
     Args:
-        whole: prompts keep the columns of their rows (`Prompt.row`), under the same names in each;
-            a column that a row lacks is None there.
+        whole: prompts keep the columns of their rows (`Prompt.row`), under the same names in each.
+            A column or a name of metadata that a prompt lacks is None there.
     """
     records = read(data.paths, kind, quarantine=quarantine, **data.model_dump(exclude={"path"}))
     if not issubclass(kind, Prompt | Problem):
@@ -33,8 +33,10 @@ def load_rows(
     names = dict.fromkeys(name for prompt in prompts for name in prompt.row)
     for name in names:  # functions get them
         del quarantine.unused[name]
+    further = dict.fromkeys(name for prompt in prompts for name in prompt.metadata)
     return [
-        p if p.row.keys() == names.keys() else replace(p, row={**names, **p.row}) for p in prompts
+        replace(p, row={**{k: None for k in further if k not in p.metadata}, **names, **p.row})
+        for p in prompts
     ]
 
 
