@@ -1,5 +1,5 @@
 """The allocator of a CPU's tensors: heap.cpp, which spreads over hardly more memory than is in use
-at once; free memory.
+at once; memory of the machine and of this process.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import os
 import re
 import resource
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import torch
@@ -23,6 +25,11 @@ TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 """glibc's mallopt parameters (malloc.h)."""
 GOOD_GLIBC = (2, 38)
 """From this version on glibc finds room for aligned blocks by itself."""
+OWN_GROUPS = Path("/proc/self/cgroup")
+GROUPS = Path("/sys/fs/cgroup")
+VERSION_2 = ("", "memory.max", "memory.current", "inactive_file")
+VERSION_1 = ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+"""Folder of the control groups, and the names of limit, use and cached pages, by version."""
 
 
 @cache
@@ -63,6 +70,49 @@ def needs_heap() -> bool:
     """True if the C library is a glibc before `GOOD_GLIBC`."""
     version = re.match(r"glibc (\d+)\.(\d+)", os.confstr("CS_GNU_LIBC_VERSION") or "")
     return version is not None and (int(version[1]), int(version[2])) < GOOD_GLIBC
+
+
+class Memory(NamedTuple):
+    """Bytes that there are, and those that are available."""
+
+    total: int
+    available: int
+
+
+def machine_memory() -> Memory:
+    """Memory of this machine, or of the control group of this process, such as a container's, if
+    that is less. Pages of files that the group only caches are available.
+    """
+    memory = psutil.virtual_memory()
+    total, available = memory.total, memory.available
+    for limit, used, cached in _groups():
+        total = min(total, limit)
+        available = min(available, max(0, limit - used + cached))
+    return Memory(total, available)
+
+
+def _groups() -> Iterator[tuple[int, int, int]]:
+    """Limit, use and cached pages of the control groups of this process, the outer ones too."""
+    for line in _lines(OWN_GROUPS):
+        number, kinds, path = line.split(":", 2)
+        if number != "0" and "memory" not in kinds.split(","):
+            continue
+        root, limit, used, cached = VERSION_2 if number == "0" else VERSION_1
+        own = GROUPS / root / path.strip("/")
+        for place in (own, *own.parents):
+            if not place.is_relative_to(GROUPS / root):
+                break
+            bounds = [*_lines(place / limit), *_lines(place / used)]
+            if len(bounds) == 2 and all(bound.isdecimal() for bound in bounds):
+                stat = dict(entry.split(" ", 1) for entry in _lines(place / "memory.stat"))
+                yield int(bounds[0]), int(bounds[1]), int(stat.get(cached, 0))
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
 
 
 def memory_in_use() -> dict[str, float]:

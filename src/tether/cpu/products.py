@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import psutil
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
 from tether.cpu import kernels
+from tether.cpu.memory import machine_memory
 from tether.models.carried import change_of
 from tether.models.targets import bare_layer
 from tether.models.trunk import has_adapters
@@ -174,6 +174,5 @@ def room_for_a_copy(model: nn.Module) -> bool:
     takes alone.
     """
     return (
-        6 * sum(p.numel() * p.element_size() for p in model.parameters())
-        < psutil.virtual_memory().total
+        6 * sum(p.numel() * p.element_size() for p in model.parameters()) < machine_memory().total
     )

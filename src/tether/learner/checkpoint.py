@@ -25,6 +25,7 @@ from torch import Tensor
 from tether.core.errors import RunError, TrainingError
 from tether.core.rundir import flush, read_json, write_json
 from tether.core.types import Facts, Json
+from tether.cpu.memory import machine_memory
 from tether.learner.ranks import ALONE, Ranks
 from tether.models.sharded import distributed, is_cut, local
 
@@ -308,9 +309,7 @@ def _size(tensors: Mapping[str, Tensor]) -> int:
 
 
 def _room_for(tensors: Mapping[str, Tensor]) -> bool:
-    import psutil
-
-    return ROOM * _size(tensors) < psutil.virtual_memory().available
+    return ROOM * _size(tensors) < machine_memory().available
 
 
 def _not_finite(step: int, tensors: Mapping[str, Tensor], folder: Path) -> str:

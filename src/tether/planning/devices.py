@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import torch
 from torch.utils.benchmark import Timer
 
 from tether.core.errors import ConfigError
+from tether.cpu.memory import machine_memory
 from tether.models.loading import pick_device, pick_dtype
 
 EFFICIENCY = 0.32
@@ -150,7 +150,7 @@ def this_machine() -> Device:
         torch.ones(2**25),
     )
     products = _rate(lambda: left @ right.T) * 2 * 1024 * 576 * 1536
-    memory = psutil.virtual_memory().total
+    memory = machine_memory().total
     bandwidth = 0.8 * _rate(long.sum) * 4 * 2**25
     small = torch.randn(16, 64)
     dispatch = 1 / _rate(lambda: small + small)

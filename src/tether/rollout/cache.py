@@ -9,7 +9,6 @@ import threading
 import weakref
 from typing import Any, NamedTuple
 
-import psutil
 import torch
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, DynamicLayer
@@ -19,6 +18,7 @@ from tether.core.errors import ModelError
 from tether.core.once import once
 from tether.cpu.kernels import decode
 from tether.cpu.llama import cache_bytes
+from tether.cpu.memory import machine_memory
 from tether.models.trunk import additive_mask, layer_windows, setting
 
 ATTENTION = "tether_slots"
@@ -258,7 +258,7 @@ def allowance(device: torch.device) -> Allowance:
             total // share_of(True),
             free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device),
         )
-    memory = psutil.virtual_memory()
+    memory = machine_memory()
     return Allowance(memory.total // share_of(False), memory.available)
 
 

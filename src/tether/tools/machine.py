@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 
-import psutil
 import torch
 
 from tether import __version__
@@ -18,6 +17,7 @@ from tether.core.locks import temporary_folder
 from tether.core.rundir import cpuinfo, versions
 from tether.core.threads import THREADS, fewer_cores, sleep_while_waiting
 from tether.cpu import kernels
+from tether.cpu.memory import machine_memory
 from tether.models.loading import multiplies_bfloat16_fast, pick_device, pick_dtype
 
 EXTRAS = {
@@ -44,7 +44,7 @@ def machine_facts() -> Iterator[tuple[str, str]]:
     yield "tether", ", ".join([__version__, *map(" ".join, used.items())])
     yield "system", f"{platform.system()} {platform.release()}, {platform.machine()}"
     yield "processor", _processor()
-    memory = psutil.virtual_memory()
+    memory = machine_memory()
     yield "memory", f"{memory.total / 1e9:.1f} GB, {memory.available / 1e9:.1f} of it available"
     yield "device", _device()
     yield "model.dtype = 'auto'", str(pick_dtype("auto")).removeprefix("torch.")
