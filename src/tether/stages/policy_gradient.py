@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +24,6 @@ from tether.algorithms import policy_losses as losses
 from tether.algorithms.advantages import gae, returns_to_go
 from tether.algorithms.masked import masked_sum, whiten
 from tether.algorithms.transfer import to_device
-from tether.core.errors import TrainingError
 from tether.core.protocols import Engine, RewardSource
 from tether.core.types import Facts, Json, Prompt, Rollout, Score
 from tether.data.batches import TokenBatch
@@ -48,6 +46,7 @@ from tether.stages.rollouts import (
     step_metrics,
 )
 from tether.stages.surrogates import kl_term, surrogate
+from tether.stages.update_metrics import UpdateMetrics
 
 _log = logging.getLogger(__name__)
 BOUND_REACHED = (
@@ -151,7 +150,7 @@ class PolicyGradient:
         metrics = self.update(experience, number)
         coefficient = None if self.reference is None else self.kl_coefficient
         metrics.update(step_metrics(experience, coefficient=coefficient, critic=config.critic))
-        metrics.update(self.kl_price(metrics))
+        metrics.update(self.shaping.kl_price(metrics, self.kl_coefficient))
         self.shaping.follow(experience, self.kl_coefficient)
         if metrics["policy/updates"]:  # a step that moves nothing says nothing of the tether
             self.adapt_kl(metrics.get("kl/policy_reference_k1", math.nan), len(rollouts))
@@ -344,17 +343,11 @@ class PolicyGradient:
         """(sequences, time) every token's advantage times its weight, and what its value should
         have been.
         """
-        config, mask = self.config, experience.mask
+        config, rewards, mask = self.config, experience.rewards, experience.mask
         if config.critic:
-            advantages, returns = gae(
-                experience.rewards,
-                experience.values,
-                mask,
-                config.gamma,
-                config.lam,
-            )
+            advantages, returns = gae(rewards, experience.values, mask, config.gamma, config.lam)
         else:
-            advantages = returns = returns_to_go(experience.rewards, mask, config.gamma)
+            advantages = returns = returns_to_go(rewards, mask, config.gamma)
         if config.whiten_advantages:
             advantages = whiten(advantages, mask)
         return advantages * self.weights(experience), returns
@@ -385,56 +378,28 @@ class PolicyGradient:
             TrainingError: old and new log-probabilities disagree before any update.
         """
         config, tokens = self.config, experience.token_counts()
-        totals = defaultdict[str, float](float)
+        metrics, limit = UpdateMetrics(), config.target_kl
         experience.weights = self.weights(experience)
-        metrics = {"grad_norm": 0.0, "learning_rate": 0.0}
-        updates = epochs = 0
-        ratio_max, ratio_min, first_deviation = 1.0, 1.0, 0.0
-        orders = (
-            epoch_order(len(experience.minibatches), config.seed + number, epoch)
+        parts = (
+            (epoch, part)
             for epoch in range(config.epochs)
+            for part in epoch_order(len(experience.minibatches), config.seed + number, epoch)
+            if tokens[part]
         )
-        for epoch, part in (
-            (epoch, part) for epoch, order in enumerate(orders) for part in order if tokens[part]
-        ):
-            if (
-                updates
-                and config.target_kl is not None
-                and self.moved(experience, part, tokens[part]) > config.target_kl
-            ):
+        for epoch, part in parts:
+            if metrics.made and limit and self.moved(experience, part, tokens[part]) > limit:
                 break
             measured = experience.measure(
                 part,
                 partial(self.accumulate, experience, denominator=tokens[part]),
             )
-            high = max(s.pop("policy/ratio_max") for s in measured)
-            low = min(s.pop("policy/ratio_min") for s in measured)
-            ratio_max, ratio_min = max(ratio_max, high), min(ratio_min, low)
-            first_deviation = first_deviation if updates else max(high - 1, 1 - low)
-            for key, value in (pair for stats in measured for pair in stats.items()):
-                totals[key] += value
-            metrics |= self.learner.step()
-            updates, epochs = updates + 1, epoch + 1
+            metrics.add(measured, self.learner.step(), epoch)
             if self.old_from_update:
                 rows = [experience.rows[n] for n in experience.minibatches[part]]
                 experience.has_logprobs[torch.cat(rows)] = True
         if self.old_from_update:
             experience.complete("logprobs", "entropy")
-        if first_deviation > 0.2:
-            raise TrainingError(
-                f"before any update the ratio is off by {first_deviation:.3f}: old and new "
-                "log-probabilities disagree",
-            )
-        return {
-            **{key: value / updates for key, value in totals.items()},
-            **metrics,
-            "policy/ratio_max": ratio_max,
-            "policy/ratio_min": ratio_min,
-            "policy/first_ratio_deviation": first_deviation,
-            "policy/epochs": epochs,
-            "policy/updates": updates,
-            "policy/updates_planned": config.epochs * config.minibatches,
-        }
+        return metrics.means() | {"policy/updates_planned": config.epochs * config.minibatches}
 
     @torch.no_grad()
     def moved(self, experience: Experience, part: int, denominator: int) -> float:
@@ -458,11 +423,8 @@ class PolicyGradient:
             denominator: tokens of the whole optimizer step; the metrics add up over its
                 micro-batches, the extreme ratios do not.
         """
-        batch, mask, config = (
-            experience.batches[index],
-            experience.rows_of("mask", index),
-            self.config,
-        )
+        config, batch = self.config, experience.batches[index]
+        mask = experience.rows_of("mask", index)
         flat_logprobs, flat_entropy, flat_values = self.forward(batch, experience.common[index])
         logprobs, entropy = batch.scatter(flat_logprobs), batch.scatter(flat_entropy)
         if self.old_from_update:
@@ -474,10 +436,8 @@ class PolicyGradient:
             kl = kl_term(config, logprobs, experience, index) * experience.rows_of("weights", index)
             loss = loss + self.kl_coefficient * masked_sum(kl, mask) / denominator
         if flat_values is not None:
-            values, returns = (
-                experience.rows_of("values", index),
-                experience.rows_of("returns", index),
-            )
+            values = experience.rows_of("values", index)
+            returns = experience.rows_of("returns", index)
             critic, clipped = losses.value_loss(
                 batch.scatter(flat_values),
                 values,
@@ -528,23 +488,6 @@ class PolicyGradient:
     def raise_kl(self) -> None:
         """Double the coefficient of the KL, up to its bound."""
         self.kl_coefficient = min(2 * self.kl_coefficient, self.kl_bounds[1])
-
-    def kl_price(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """The cost of one nat of KL in standard deviations of the step's scores. Empty if nothing
-        is penalised.
-
-        Trap: division by a group's deviation comes before a KL in tokens or in the loss, and after
-        a KL in the response's score.
-        """
-        config, spread = self.config, metrics["reward/proxy_std"]
-        _, unit = self.shaping.normalizer or (0.0, 1.0)
-        if not self.kl_coefficient or config.step_rewards or not spread > 0:
-            return {}
-        place = config.kl.place
-        relative = (config.scale_advantages and place != "sequence") or (
-            config.whiten_advantages and place == "loss"
-        )
-        return {"kl/price": self.kl_coefficient * (1.0 if relative else unit / spread)}
 
     def summary(self, history: Sequence[Mapping[str, float]]) -> Json:
         """The part of the run's summary that this stage adds."""

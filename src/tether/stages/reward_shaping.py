@@ -5,7 +5,7 @@ baseline.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -209,3 +209,20 @@ class RewardShaping:
             [s for s in scores if math.isfinite(s)],
             self.config.baseline_window,
         )
+
+    def kl_price(self, metrics: Mapping[str, float], kl_coefficient: float) -> dict[str, float]:
+        """The cost of one nat of KL in standard deviations of the step's scores. Empty if nothing
+        is penalised.
+
+        Trap: division by a group's deviation comes before a KL in tokens or in the loss, and after
+        a KL in the response's score.
+        """
+        config, spread = self.config, metrics["reward/proxy_std"]
+        _, unit = self.normalizer or (0.0, 1.0)
+        if not kl_coefficient or config.step_rewards or not spread > 0:
+            return {}
+        place = config.kl.place
+        relative = (config.scale_advantages and place != "sequence") or (
+            config.whiten_advantages and place == "loss"
+        )
+        return {"kl/price": kl_coefficient * (1.0 if relative else unit / spread)}
