@@ -1,5 +1,6 @@
-"""The allocator of a CPU's tensors: heap.cpp, which spreads over hardly more memory than is in use
-at once; memory of the machine and of this process.
+"""Memory of the machine and of this process, and the allocator of a CPU's tensors.
+
+heap.cpp spreads over hardly more memory than is in use at once.
 """
 
 from __future__ import annotations
