@@ -12,6 +12,7 @@ import pytest
 import torch
 from rich.console import Console
 
+import tether
 from tether.cli.examine import doctor as command
 from tether.cli.examine import findings_table
 from tether.core.errors import ConfigError, RunError
@@ -25,7 +26,7 @@ from tether.models.trunk import Role
 from tether.monitoring import doctor
 from tether.monitoring.doctor import Finding, Healthy
 from tether.monitoring.doctor_log import check_rows
-from tether.rewards.learned import LearnedReward
+from tether.rewards.learned import LearnedReward, TextReward
 from tether.rollout.local import LocalEngine
 from tether.runner.run import run_recipe
 from tether.settings.learner import OptimizerConfig
@@ -263,6 +264,20 @@ def test_a_reward_model_of_another_encoding_is_found(template, stop_ids, vocabul
     assert "encoding" in findings(make(), reward_encoder=ChatEncoder(tokenizer, stop_ids, template))
 
 
+def test_a_reward_model_that_reads_text_has_the_encoding_of_its_training():
+    tokenizer = tiny_tokenizer()
+    own, policys = ChatEncoder(tokenizer, (1,), OTHER), ChatEncoder(tokenizer, (1,))
+
+    def result(encoder):
+        stage = make(reward=TextReward(Variety(), encoder))
+        results = examine_stage(stage, PROMPTS, reward_encoder=own)
+        return next(one for one in results if one.check == "encoding")
+
+    assert isinstance(result(own), Healthy) and "as text" in result(own).evidence
+    assert isinstance(wrong := result(policys), Finding)
+    assert "TextReward(LearnedReward(role, encoder), encoder)" in wrong.advice
+
+
 @pytest.mark.parametrize(
     ("kind", "score"),
     [("empty", lambda ids: -len(ids)), ("endless", lambda ids: len(ids) - len(set(ids)))],
@@ -300,7 +315,7 @@ def test_a_penalty_for_answers_without_end_counts():
     assert "empty or endless answers" not in findings(make(**common, missing_stop_penalty=20.0))
 
 
-@pytest.mark.parametrize("where", ["policy", "reward model"])
+@pytest.mark.parametrize("where", ["policy", "reward model", "reward model that reads text"])
 def test_dropout_is_found(where):
     stage = make(dropout=0.3 if where == "policy" else 0.0)
     assert "dropout" not in findings(stage)
@@ -309,9 +324,12 @@ def test_dropout_is_found(where):
     else:
         head = ScalarHead(64, zero=False, dropout=0.5)
         stage.reward = LearnedReward(Role(stage.policy.model, None, head), stage.encoder)
+        if "text" in where:
+            stage.reward = TextReward(stage.reward, stage.encoder)
         head.train()
     messages = [r.message for r in check_stage(stage, PROMPTS) if isinstance(r, Finding)]
-    assert f"Dropout is on in the {where}." in messages and all(
+    role = where.removesuffix(" that reads text")
+    assert f"Dropout is on in the {role}." in messages and all(
         "Dropout" in message for message in messages
     )
 
@@ -619,6 +637,34 @@ def test_a_recipe_is_examined_before_anything_is_trained(recipe, tmp_path):
     assert not (tmp_path / "run").exists()
     with pytest.raises(ConfigError, match="no stage that samples at every step"):
         examine_recipe(build(Recipe, {"run": "x", "model": {"source": "tiny"}}))
+
+
+def test_a_reward_model_on_a_base_of_its_own_is_no_finding(recipe, tmp_path):
+    """The reward model has another template, so tether gives it the text of the answers."""
+    tokenizer, base = tiny_tokenizer(), tmp_path / "base"
+    tokenizer.chat_template = OTHER
+    tiny_model(3).save_pretrained(base)
+    tokenizer.save_pretrained(base)
+    pairs = [{"prompt": f"q{n}", "chosen": "aeiou", "rejected": "bcdfg"} for n in range(12)]
+    model = {"source": str(base), "dtype": "float32"}
+    judge = tether.reward(model, pairs, run=str(tmp_path / "rm"), epochs=1, prompts_per_update=8)
+    values = recipe[0].model_dump(exclude_unset=True) | {"run": str(tmp_path / "run")}
+    scored = {"reward_source": "learned", "reward_model": str(judge.path), "roles": "separate"}
+    values["ppo"] |= scored
+
+    def encoding(results):
+        return next(one for one in results["ppo"] if one.check == "encoding")
+
+    made = build(Recipe, values)
+    assert isinstance(before := encoding(examine_recipe(made)), Healthy)
+    assert "as text" in before.evidence
+    run_recipe(made, ["ppo"])
+    folder = tmp_path / "run"
+    assert isinstance(after := encoding(examine_run(folder)), doctor.Unexamined)
+    assert "reads text" in after.reason
+    config = folder / "ppo" / "config.json"
+    config.write_text(config.read_text().replace('"separate"', '"shared"'))
+    assert isinstance(encoding(examine_run(folder)), Finding)
 
 
 @pytest.mark.filterwarnings("error")

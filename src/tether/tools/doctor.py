@@ -34,7 +34,13 @@ from tether.monitoring import doctor
 from tether.monitoring.doctor import Finding, Healthy, Result, Unexamined
 from tether.monitoring.trends import HELD_PRICE
 from tether.rewards.control import CheckedControl, RandomReward
-from tether.rewards.learned import EnsembleReward, LearnedReward, ObjectivesReward, ProcessReward
+from tether.rewards.learned import (
+    EnsembleReward,
+    LearnedReward,
+    ObjectivesReward,
+    ProcessReward,
+    TextReward,
+)
 from tether.rewards.limit import FailureLimit
 from tether.rewards.verifiable import VerifiableReward
 from tether.rollout.local import LocalEngine
@@ -85,7 +91,9 @@ def examine_recipe(recipe: BaseRecipe) -> dict[str, list[Result]]:
             loaded.context_length,
         )
         prompts = usable_prompts(prompts, faults, Quarantine(), name)
-        trained = None if folder is None else _trained_encoder(folder, stage.encoder)
+        reward = source(stage)
+        encoder = reward.encoder if isinstance(reward, TextReward) else stage.encoder
+        trained = None if folder is None else _trained_encoder(folder, encoder)
         results[name] = [*notes, *examine_stage(stage, prompts, reward_encoder=trained)]
         if isinstance(stage.reward, FailureLimit):
             stage.reward.close()
@@ -144,6 +152,12 @@ def _reward_checks(stage: OnlineStage, probe: Probe, trained: ChatEncoder | None
         ]
     if trained is None:
         encoding: Result = Unexamined("encoding", "the reward is no model of this run")
+    elif isinstance(reward, TextReward):
+        encoding = doctor.diagnose(
+            "encoding",
+            "the reward model reads answers as text",
+            {"encodings-differ": reward.encoder.describe() != trained.describe()},
+        )
     else:
         encoding = doctor.encodings(
             stage.encoder,
@@ -294,6 +308,8 @@ def source(stage: OnlineStage) -> RewardSource:
 def _roles(stage: OnlineStage) -> dict[str, Role]:
     """Every role that a stage runs, by its name."""
     reward = source(stage)
+    if isinstance(reward, TextReward):
+        reward = reward.source
     scorers = []
     if isinstance(reward, EnsembleReward | ObjectivesReward):
         scorers = list(reward.scorers.members)

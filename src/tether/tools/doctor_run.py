@@ -49,7 +49,7 @@ def examine_run(folder: Path) -> dict[str, list[Result]]:
         results[arm.title] = [
             *check_time(arm.section, arm.settings, arm.summary, missing),
             *check_rows(_numbers(arm.metrics), arm.settings),
-            _saved_encoding(own, reward),
+            _saved_encoding(own, reward, arm.settings),
         ]
     if results and (damaged := [note for note in journey.notes if "damaged" in note]):
         results["records"] = [
@@ -93,8 +93,11 @@ def _numbers(rows: Sequence[Facts]) -> list[dict[str, float | None]]:
     ]
 
 
-def _saved_encoding(folder: Path, reward: object) -> Result:
-    """The saved policy and reward model have one base and one encoding."""
+def _saved_encoding(folder: Path, reward: object, settings: Facts) -> Result:
+    """The saved policy and reward model have one base and one encoding.
+
+    A reward model with a base of its own may have another encoding, for it reads text then.
+    """
     if reward is None:
         return Unexamined("encoding", "no reward model of this run's scored")
     scorer = noted_path(folder, str(reward))
@@ -105,6 +108,9 @@ def _saved_encoding(folder: Path, reward: object) -> Result:
         return Unexamined("encoding", f"{missing[0]} is not there")
     policy, scorer = map(read_json, files)
     differing = [key for key in ("base_digest", "encoding") if policy[key] != scorer[key]]
+    own_base = settings.get("roles") == "separate" or settings.get("reward_servers")
+    if own_base and "encoding" in differing:
+        return Unexamined("encoding", "the reward model has another encoding, and reads text")
     evidence = f"policy and reward model have one encoding{'' if differing else ' and one base'}"
     if "encoding" in differing:
         evidence = f"{files[0]} and {files[1]} differ in {' and '.join(differing)}"
