@@ -214,6 +214,10 @@ def test_stages_one_by_one_need_their_predecessors(project):
         (["report", "folder"], "folder"),
         (["generate", "tiny"], "nothing to answer"),
         (["generate", "tiny", "Hello", "--limit", "3"], "--limit has no effect without --file"),
+        (
+            ["constitution", "m", "p.jsonl", "-o", "d.jsonl", "--reasoning-tokens", "9"],
+            "--reasoning-tokens has no effect without --comparisons",
+        ),
         (["judge", "m", "c.jsonl", "--page", "x"], "--page has no effect without --prompts"),
         (["judge", "m", "c.jsonl", "--seed", "5"], "--seed has no effect without --prompts"),
         (

@@ -252,6 +252,8 @@ def constitution(
     from tether.methods.judge_agreement import judged_pairs, reasons
     from tether.terminal.results import counted, show_usage
 
+    if asking.reasoning_tokens and comparisons is None:
+        raise ConfigError("--reasoning-tokens has no effect without --comparisons")
     console = Terminal()
     chosen = read_constitution(principles)
     questions = list(read(prompts, Prompt, limit=limit))
