@@ -44,7 +44,7 @@ LEAST_CORRELATION = 0.2
 """Between length or phrase and the score: a weaker one does not pull a policy, however certain."""
 
 
-class Facts(TextFacts):
+class StepFacts(TextFacts):
     """The record of one step for later steps, in plain JSON, because checkpoints store it.
 
     `unit` is the deviation of the run's first scores, `shifts` the measurement of sycophancy at the
@@ -95,8 +95,8 @@ class View:
     """
 
     config: WatchConfig
-    baseline: Sequence[Facts]
-    recent: Sequence[Facts]
+    baseline: Sequence[StepFacts]
+    recent: Sequence[StepFacts]
     texts: Sequence[Text]
     columns: Mapping[str, Sequence[float]]
     course: Mapping[str, Sequence[float]]
@@ -127,7 +127,7 @@ class View:
         """A metric at the start, and now."""
         return self.start(name), self.now(name)
 
-    def window(self, *, after_baseline: bool = True) -> Sequence[Facts]:
+    def window(self, *, after_baseline: bool = True) -> Sequence[StepFacts]:
         """The last steps that make a window and hold enough texts; none if there are too few."""
         least = self.config.min_texts
         for size in range(self.config.window, len(self.recent) + 1):
@@ -137,7 +137,7 @@ class View:
                 return steps if late or not after_baseline else ()
         return ()
 
-    def pooled(self, name: str, steps: Sequence[Facts]) -> Pooled:
+    def pooled(self, name: str, steps: Sequence[StepFacts]) -> Pooled:
         """A column of the texts over several steps; its median is NaN where they have none."""
         parts = [facts["moments"][name] for facts in steps if facts["moments"][name][0]]
         return Pooled(
@@ -146,11 +146,11 @@ class View:
         )
 
 
-def _values(name: str, steps: Sequence[Facts]) -> list[float]:
+def _values(name: str, steps: Sequence[StepFacts]) -> list[float]:
     return [facts["metrics"][name] for facts in steps if name in facts["metrics"]]
 
 
-def enough(steps: Sequence[Facts], num_steps: int, num_texts: int) -> bool:
+def enough(steps: Sequence[StepFacts], num_steps: int, num_texts: int) -> bool:
     return len(steps) >= num_steps and sum(facts["texts"] for facts in steps) >= num_texts
 
 

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from tether.core.types import Alarm, Json, JsonValue, Rollout, Score
-from tether.monitoring.detectors import DETECTORS, STILL_KL, Facts, View, enough
+from tether.monitoring.detectors import DETECTORS, STILL_KL, StepFacts, View, enough
 from tether.monitoring.texts import (
     Text,
     Tokens,
@@ -107,7 +107,7 @@ class Watch:
         texts: Sequence[Text],
         tokens: Tokens,
         columns: Mapping[str, Sequence[float]],
-    ) -> Facts:
+    ) -> StepFacts:
         """A step's metrics as far as they are finite, and what its texts say where those are
         silent.
         """
@@ -178,8 +178,8 @@ class Watch:
 
     def load_state(self, values: Mapping[str, JsonValue]) -> None:
         """Go on where `state` was taken."""
-        self.baseline: list[Facts] = list(values["baseline"])
-        self.recent: list[Facts] = list(values["recent"])
+        self.baseline: list[StepFacts] = list(values["baseline"])
+        self.recent: list[StepFacts] = list(values["recent"])
         self.open: set[str] = set(values["open"])
         self.course: dict[str, list[float]] = {
             name: list(course) for name, course in values.get("course", {}).items()
