@@ -284,19 +284,15 @@ class ServedChat:
             ModelError: every other request would meet the same, and the user can mend it.
         """
         messages: Any = _wire_rows(conversation)
-        # a reply is text: the model knows its tools and calls none
-        tools: Any = (
-            {"tools": json.loads(conversation[0].tools), "tool_choice": "none"}
-            if conversation[0].tools
-            else {}
-        )
+        tools = conversation[0].tools
         while True:
             level, name = self._level, self._length_name
             most = LADDER[level] if likeliest else 0
             wording: Any = {
                 name: length,
                 **how,
-                **tools,
+                # a reply is text: the model knows its tools and calls none
+                **({"tools": json.loads(tools), "tool_choice": "none"} if tools else {}),
                 **({"logprobs": True, "top_logprobs": most} if most else {}),
             }
             try:

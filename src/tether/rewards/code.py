@@ -198,7 +198,7 @@ def comparable(value: Any) -> Any:
 _SETS = set, frozenset, type({}.keys()), type({}.items())
 
 
-def _place(value: Any) -> str:
+def _place(value: object) -> str:
     """A text by which sets are ordered: the same for equal values, such as 1, 1.0 and True."""
     if isinstance(value, list):
         return f"[{','.join(map(_place, value))}]"
