@@ -69,6 +69,25 @@ def test_pairs_by_hand(tmp_path: Path) -> None:
     assert seen.agreement is None
 
 
+@pytest.mark.parametrize(
+    ("record", "column", "values"),
+    [
+        ({"prompt": "q", "completion": "a"}, "label", [True, False, True]),
+        ({"prompt": "q", "chosen": "a", "rejected": "b"}, "tie", [False, True, False]),
+        ({"prompt": "q", "chosen": "a", "rejected": "b"}, "probability", [0.9, 0.1, 0.9]),
+        ({"prompt": "q", "completions": ["a", "b"]}, "labels", [[True, True], [True, False], [True, True]]),
+    ],
+)  # fmt: skip
+def test_a_row_with_another_verdict_is_no_duplicate(
+    tmp_path: Path,
+    record: dict[str, Any],
+    column: str,
+    values: list[Any],
+) -> None:
+    seen = inspect_data(write(tmp_path, [{**record, column: value} for value in values]))
+    assert (seen.rows, seen.prompts, seen.duplicate_rows) == (3, 1, 1)
+
+
 def test_a_folder_is_called_by_all_its_formats(tmp_path: Path) -> None:
     hh = {"chosen": "\n\nHuman: a\n\nAssistant: b", "rejected": "\n\nHuman: a\n\nAssistant: c"}
     (tmp_path / "a.jsonl").write_text(

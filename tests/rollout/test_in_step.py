@@ -7,6 +7,7 @@ import torch
 from tests.models.architectures import small_model
 
 from tether.core.types import Prompt, Sampling, StopReason, user
+from tether.cpu.kernels import draw_tokens
 from tether.data.chat import ChatEncoder
 from tether.models.tiny import tiny_tokenizer
 from tether.models.trunk import Role
@@ -117,6 +118,25 @@ def test_responses_end_by_token_string_or_length_and_depend_on_nobody():
     ):
         assert (rollout.stop_reason is StopReason.STOP_STRING) == (piece in text)
         assert rollout.text == text.split(piece)[0]
+
+
+@pytest.mark.parametrize("kind", ["mamba", "olmo2"])
+def test_kernels_draw_tokens_only_where_the_engine_may_use_them(kind, monkeypatch):
+    calls = []
+
+    def counted(*given):
+        calls.append(given)
+        return draw_tokens(*given)
+
+    monkeypatch.setattr("tether.rollout.sampling.draw_tokens", counted)
+    texts = []
+    for cpu_kernels in (False, True):
+        ours = engine(kind, cpu_kernels=cpu_kernels)
+        assert way_of(ours) == WAYS.get(kind, proof.SLOTS)
+        groups = ours.generate(PROMPTS, Sampling(max_new_tokens=3), num_samples=2, seed=3)
+        texts.append([rollout.text for group in groups for rollout in group.rollouts])
+        assert bool(calls) == cpu_kernels
+    assert texts[0] == texts[1]
 
 
 def test_slots_that_are_wrong_are_seen(monkeypatch):

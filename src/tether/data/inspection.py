@@ -113,7 +113,7 @@ class Inspection:
 
     @property
     def duplicate_rows(self) -> int:
-        """Records that repeat an earlier one."""
+        """Records that repeat an earlier one with its verdict."""
         return self.rows - len(self._contents)
 
     @property
@@ -144,7 +144,7 @@ class Inspection:
         prompt = prompt_of(record)
         texts = {"prompt": _words(prompt), **RESPONSES[type(record)](record)}
         self._prompts.add(int(prompt_digest(prompt), 16))
-        self._contents.add(short_hash(*texts.values()))
+        self._contents.add(short_hash(*texts.values(), *_verdicts(record)))
         lengths = {name: len(text.split()) for name, text in texts.items()}
         for name, length in lengths.items():
             self._words[name][length] += 1
@@ -289,6 +289,10 @@ def _labels(record: object) -> list[str]:
         return ["desirable" if record.desirable else "undesirable"]
     names = {True: "right steps", False: "wrong steps", None: "unjudged steps"}
     return [names[label] for label in record.labels] if isinstance(record, StepLabels) else []
+
+
+def _verdicts(record: object) -> list[str]:
+    return [str(record.probability)] if isinstance(record, Comparison) else _labels(record)
 
 
 def _words(messages: Conversation) -> str:

@@ -37,7 +37,7 @@ def drawn_of(response: Sequence[tuple[int, float]], reason: StopReason) -> Drawn
 
 class Draws(NamedTuple):
     """Responses to draw: `num_samples` to each row of prompt ids, whose randomness depends on its
-    ordinal.
+    ordinal. `cpu_kernels` as in LocalEngine.
     """
 
     rows: Sequence[Ids]
@@ -45,6 +45,7 @@ class Draws(NamedTuple):
     sampling: Sampling
     num_samples: int
     seed: int
+    cpu_kernels: bool
 
 
 def has_stop_string(encoder: ChatEncoder, sampling: Sampling, response: Sequence[int]) -> bool:

@@ -135,7 +135,12 @@ def _draw(
             rows % count,
             torch.full_like(rows, step),
         )
-        new, chances = sample_tokens(role.logits(hidden), uniforms, sampling)
+        new, chances = sample_tokens(
+            role.logits(hidden),
+            uniforms,
+            sampling,
+            cpu_kernels=draws.cpu_kernels,
+        )
         tokens, logprobs, stopped = torch.stack(
             [new.double(), chances.double(), (new[:, None] == stops).any(-1).double()],
         ).tolist()

@@ -120,7 +120,7 @@ class LocalEngine:
         if self.in_step is not None:
             from tether.rollout.in_step import draw_in_step
 
-            responses = Draws(rows, ordinals, sampling, num_samples, seed)
+            responses = Draws(rows, ordinals, sampling, num_samples, seed, self.cpu_kernels)
             return draw_in_step(self.in_step, self.encoder, responses, self.max_rows, progress)
         for product in self.decoder.products:
             product.refresh()
