@@ -218,6 +218,28 @@ def test_without_a_quarantine_the_log_warns(
     assert "5 rows cannot be used: not UTF-8 (2)" in caplog.text
 
 
+@pytest.mark.parametrize("limit", [1, 2, 3, None])
+def test_rows_before_a_limit_are_named_as_well(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    limit: int | None,
+) -> None:
+    path = tmp_path / f"limit {limit}.jsonl"
+    bad, good = {"prompt": ""}, {"prompt": "a", "mood": 1}
+    path.write_bytes(lines([bad, good, {"prompt": "b"}, bad, {"prompt": "c"}]))
+    with caplog.at_level(logging.INFO, "tether.data"):
+        assert len(list(read(path, Prompt, limit=limit))) == (limit or 3)
+    num_bad = 1 if limit in (1, 2) else 2
+    assert [record.getMessage().partition(": ")[2] for record in caplog.records] == [
+        f"{num_bad} rows cannot be used: empty prompt ({num_bad})",
+        "columns not used: mood",
+    ]
+    quarantine = Quarantine()
+    list(read(path, Prompt, limit=limit, quarantine=quarantine))
+    assert (quarantine.count, dict(quarantine.unused)) == (num_bad, {"mood": 1})
+    assert len(caplog.records) == 2
+
+
 def test_bad_elements_of_an_array(tmp_path: Path) -> None:
     rows = [PAIRS[0], 7, {**PAIRS[1], "chosen": None}, PAIRS[2]]
     (tmp_path / "a.json").write_bytes(

@@ -259,18 +259,26 @@ class _File:
             raise
         if layout.name == "prompts" and (answers := answer_columns(good)):
             once(_LOG.warning, UNUSED_ANSWERS, self.place.name, ", ".join(answers))
-        yield from self.values(itertools.chain(head, rest), reader, named=True)
+        try:
+            yield from self.values(itertools.chain(head, rest), reader, named=True)
+        finally:
+            self._log()
         if not self.num_records:
             hint = f"no row gave one, read as {layout.name}. Name its format if that is wrong."
             raise DataError(f"{self.place.name} holds no {KINDS[kind][0]}: {hint}")
-        if self.bad.count and self.quarantine is None:
+
+    def _log(self) -> None:
+        """Name bad rows and unused columns, also where a caller stops before the last row."""
+        if self.quarantine is not None or not self.num_records:
+            return
+        if self.bad.count:
             _LOG.warning(
                 "%s: %d rows cannot be used: %s",
                 self.place.name,
                 self.bad.count,
                 self.bad.top_reasons(),
             )
-        if self.bad.unused and self.quarantine is None:
+        if self.bad.unused:
             once(_LOG.info, UNUSED_COLUMNS, self.place.name, self.bad.unused_columns())
 
     def values(self, rows: Numbered, parse: Reader[T], *, named: bool) -> Iterator[T]:
@@ -349,28 +357,30 @@ class _File:
             self.reject(line, row, DataError("no record: read in this format, the row gives none"))
         name = self._name(line, own) if named else ""
         before = self.num_records
-        for number, part in enumerate(parts, 1):
-            try:
-                if isinstance(part, DataError):
-                    raise part
-                if self.check is not None:
-                    self.check(part)
-            except DataError as error:
-                self.reject(line, row, error)
-                continue
-            self.num_records += 1
-            if not (named and isinstance(part, Record)):
-                yield part
-                continue
-            part = replace(part, id=name if len(parts) == 1 else f"{name}:{number}")
-            is_asked = isinstance(part, Prompt | Problem)
-            yield (
-                replace(part, row={own: of_format[own] for own in self.columns} | row)
-                if is_asked
-                else part
-            )
-        if named and self.num_records > before:
-            self._unused(cells)
+        try:
+            for number, part in enumerate(parts, 1):
+                try:
+                    if isinstance(part, DataError):
+                        raise part
+                    if self.check is not None:
+                        self.check(part)
+                except DataError as error:
+                    self.reject(line, row, error)
+                    continue
+                self.num_records += 1
+                if not (named and isinstance(part, Record)):
+                    yield part
+                    continue
+                part = replace(part, id=name if len(parts) == 1 else f"{name}:{number}")
+                is_asked = isinstance(part, Prompt | Problem)
+                yield (
+                    replace(part, row={own: of_format[own] for own in self.columns} | row)
+                    if is_asked
+                    else part
+                )
+        finally:
+            if named and self.num_records > before:
+                self._unused(cells)
 
     def _check_names(self, unread: Iterable[str]) -> None:
         """Refuse a name that `columns` gives and that nothing reads.
