@@ -52,7 +52,6 @@ RIGHT_SPLATS = {
     "methods/pairs.py: Annotation": "a row that the same class wrote as JSON",
     "methods/pairs.py: Comparison": "a row that the same class wrote as JSON",
     "report/figures.py: Trace": "a row of a packaged table, which a test reads",
-    "rewards/facets.py: Context": "Python's own `decimal.Context`",
     "rewards/function.py: FunctionReward": "a typed dictionary, `LimitArguments`",
     "rewards/sandbox.py: CheckResult": "a row that the same class wrote as JSON",
 }

@@ -9,7 +9,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from tether.api.rows import rows_in
 from tether.api.runs import RewardModel, Run
@@ -168,7 +167,7 @@ def reward_values(reward: object, weights: Sequence[float] | None, *, conversati
     )
 
 
-def _function(reward: object) -> Callable[..., Any]:
+def _function(reward: object) -> Callable[..., object]:
     """One of several rewards as a function: a function as it is, a run, a folder or a classifier as
     what scores texts.
 
@@ -192,7 +191,7 @@ def _function(reward: object) -> Callable[..., Any]:
     return scored_by(str(source))
 
 
-def scored_by(source: str) -> Callable[[Sequence[Any], Sequence[str]], list[float | None]]:
+def scored_by(source: str) -> Callable[[Sequence[object], Sequence[str]], list[float | None]]:
     """A reward function that asks a trained reward model or a classifier; the model is opened at
     the first call.
     """

@@ -45,7 +45,7 @@ def method(name: str) -> Callable[..., Run]:
     """
     places, _ = takes(name)
 
-    def call(*arguments: Any, **given: Any) -> Run:
+    def call(*arguments: object, **given: Any) -> Run:
         by_place = dict(zip(places, arguments, strict=False))
         if any(key in FOREIGN for key in given):
             raise ConfigError(f"tether.{name}: {in_lines(list(_foreign(name, given)))}")
@@ -127,14 +127,14 @@ def _start(
     name: str,
     *,
     model: Any = None,
-    data: Any = None,
-    prompts: Any = None,
-    reward: Any = None,
+    data: object = None,
+    prompts: object = None,
+    reward: object = None,
     reward_weights: Sequence[float] | None = None,
     run: str | Path | None = None,
     on_step: OnStep | None = None,
     progress: bool = True,
-    **settings: Any,
+    **settings: object,
 ) -> Run:
     """One stage, in the run of its own or in that of `model`; a comparison of policies always in
     that of theirs.

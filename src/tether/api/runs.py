@@ -185,7 +185,7 @@ class Policy:
 
     def generate(
         self,
-        prompts: str | Sequence[Any],
+        prompts: str | Sequence[object],
         *,
         samples: int = 1,
         max_new_tokens: int = 128,

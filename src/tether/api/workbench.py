@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from tether.build.models import open_model
 from tether.build.roles import encoder_of, local_engine, new_head, new_role
@@ -63,7 +62,7 @@ class Workbench:
             updates,
         )
 
-    def prompts(self, rows: Sequence[Any]) -> list[Prompt]:
+    def prompts(self, rows: Sequence[object]) -> list[Prompt]:
         """Texts, or conversations (lists of messages), as prompts."""
         return [
             Prompt(turns(row, "user", "prompts"), str(number)) for number, row in enumerate(rows)

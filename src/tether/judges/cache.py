@@ -11,11 +11,10 @@ import sqlite3
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from tether.core.errors import DataError
 from tether.core.protocols import AnswerT, ChatModel, PlacedAnswers, Reply, Told, Verdict
-from tether.core.types import Conversation, Message, Sampling
+from tether.core.types import Conversation, JsonValue, Message, Sampling
 
 WAIT_FOR_CACHE = 10.0
 """Seconds for which another process may keep the file to itself."""
@@ -103,7 +102,7 @@ class CachedModel:
         ]
         return self._answers(Reply, keys, ask, told)
 
-    def _run(self, command: str, *values: str) -> Any:
+    def _run(self, command: str, *values: str) -> tuple[str, ...] | None:
         """The first row of what a command gives."""
         try:
             return self._file.execute(command, values).fetchone()
@@ -144,7 +143,7 @@ class CachedModel:
 
         for key in places:
             row = self._run("SELECT answer FROM answers WHERE key = ?", key)
-            fields: list[Any] = (
+            fields: list[JsonValue] = (
                 [tuple(v) if isinstance(v, list) else v for v in json.loads(row[0])] if row else []
             )
             if row and _lasts(answer := kind(*fields)):

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -70,7 +70,7 @@ class LocalChat:
             2**14,
         )
         self.spent: Counter[str] = Counter()
-        tokenizer: Any = self.encoder.tokenizer
+        tokenizer = self.encoder.tokenizer
         control = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
         control |= {
             *tokenizer.all_special_tokens,

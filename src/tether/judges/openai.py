@@ -24,7 +24,7 @@ import openai
 
 from tether.core.errors import ModelError
 from tether.core.protocols import AnswerT, PlacedAnswers, Reply, Told, Verdict
-from tether.core.types import Conversation, Json, Sampling
+from tether.core.types import Conversation, Json, JsonValue, Sampling
 from tether.judges.verdicts import DOWN, QUOTA, SPENT, Likeliest, read_verdict
 from tether.settings.judges import JudgeServerConfig
 
@@ -63,7 +63,7 @@ class Meter(openai.DefaultAsyncHttpxClient):
         super().__init__(timeout=chat.config.time_limit)
         self.chat, self.reserved, self.settled = chat, 0, asyncio.Condition()
 
-    async def send(self, request: Any, **options: Any) -> Any:
+    async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         """One request, a repeated one too.
 
         Raises:
@@ -288,7 +288,7 @@ class ServedChat:
         while True:
             level, name = self._level, self._length_name
             most = LADDER[level] if likeliest else 0
-            wording: Any = {
+            wording: Json = {
                 name: length,
                 **how,
                 # a reply is text: the model knows its tools and calls none
@@ -393,7 +393,7 @@ class Completion(NamedTuple):
     tokens: dict[str, int]
 
 
-def read_completion(answer: Any) -> Completion:
+def read_completion(answer: JsonValue) -> Completion:
     """The parts of a chat completion.
 
     Raises:

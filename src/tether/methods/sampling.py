@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -74,7 +74,7 @@ OnlineStage = PolicyGradient | BestOfN | OnlineDirect
 def train(
     section: SamplingSection,
     context: Context,
-    rows: Sequence[object] | None,
+    rows: Sequence[Prompt | Problem] | None,
     run: RunDirectory,
 ) -> Json:
     """Optimise the policy on its own samples, by the method that the section is of; the result is
@@ -424,7 +424,7 @@ class Guard(Watch):
         return alarms
 
 
-def prompts_of(section: OnlineSection, rows: Sequence[Any] | None) -> Sequence[Prompt]:
+def prompts_of(section: OnlineSection, rows: Sequence[Prompt | Problem] | None) -> Sequence[Prompt]:
     """Prompts; of problems where their answers are to be checked, or of a reasoning-gym task."""
     if section.task is not None:
         return task_prompts(section.task)

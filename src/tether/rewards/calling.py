@@ -10,6 +10,7 @@ import inspect
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from types import CodeType
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from tether.core.errors import STOPS, RewardError, RunError, error_words
@@ -21,7 +22,7 @@ from tether.rewards.surroundings import Surroundings
 T = TypeVar("T")
 
 
-def code_of(function: object) -> Any:
+def code_of(function: Callable[..., object]) -> CodeType | None:
     """The code object of a function, of what it wraps, or of the `__call__` of an object; None of
     what is built in.
     """
@@ -31,7 +32,7 @@ def code_of(function: object) -> Any:
     return inner.__code__ if inspect.isfunction(inner) else None
 
 
-def _inner(function: Any) -> Any:
+def _inner(function: Callable[..., object]) -> Callable[..., object]:
     """The innermost function of one that is decorated or partly applied."""
     try:
         inner = inspect.unwrap(function)
@@ -40,7 +41,7 @@ def _inner(function: Any) -> Any:
     return _inner(inner.func) if isinstance(inner, functools.partial) else inner
 
 
-def title_of(function: object) -> str:
+def title_of(function: Callable[..., object]) -> str:
     """A function's qualified name; of an object that can be called its class's."""
     inner = function.func if isinstance(function, functools.partial) else function
     return (inner if inspect.isroutine(inner) else type(inner)).__qualname__.replace(
@@ -49,18 +50,18 @@ def title_of(function: object) -> str:
     )
 
 
-def source_of(role: str, function: object) -> str:
+def source_of(role: str, function: Callable[..., object]) -> str:
     """The words for a function in messages: "the reward function kindness (rewards.py)"."""
     file = _file_of(function)
     return f"{role} {title_of(function)}" + ("" if file is None else f" ({Path(file).name})")
 
 
-def _file_of(function: object) -> str | None:
+def _file_of(function: Callable[..., object]) -> str | None:
     code = code_of(function)
     return None if code is None else code.co_filename
 
 
-def settled(returned: object) -> Any:
+def settled(returned: object) -> object:
     """The value that a function returned. A coroutine gives its result, an asynchronous generator a
     list of its items.
     """
@@ -69,11 +70,11 @@ def settled(returned: object) -> Any:
     return asyncio.run(_items(returned)) if isinstance(returned, AsyncIterator) else returned
 
 
-async def _result(returned: Awaitable[object]) -> Any:
+async def _result(returned: Awaitable[object]) -> object:
     return await returned
 
 
-async def _items(returned: AsyncIterator[object]) -> list[Any]:
+async def _items(returned: AsyncIterator[object]) -> list[object]:
     return [item async for item in returned]
 
 
@@ -114,7 +115,7 @@ class Guarded:
         self.file = _file_of(function)
         self.time_limit, self.dump_after = time_limit, min(dump_after, time_limit)
 
-    def __call__(self, read: Callable[[Any, str], T], *arguments: Any) -> T:
+    def __call__(self, read: Callable[[Any, str], T], *arguments: object) -> T:
         """Call the function with these arguments, and return the value that `read` makes of its
         result.
 
@@ -171,7 +172,7 @@ class Guarded:
         )
 
 
-def in_place(function: Callable[..., object], role: str) -> Callable[..., Any]:
+def in_place(function: Callable[..., object], role: str) -> Callable[..., None]:
     """A user's function that is called in this thread, such as `on_step`: the process's state is
     put back after each call.
 
@@ -181,10 +182,10 @@ def in_place(function: Callable[..., object], role: str) -> Callable[..., Any]:
     source = source_of(role, function)
 
     @functools.wraps(function)
-    def call(*arguments: object) -> Any:
+    def call(*arguments: object) -> None:
         try:
             with Surroundings(source) as around:
-                return around.run(settled, around.run(function, *arguments))
+                around.run(settled, around.run(function, *arguments))
         except STOPS:
             raise
         except Exception as error:

@@ -5,7 +5,7 @@ with a tokenizer of their own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,6 +18,14 @@ from tether.models.trunk import setting
 from tether.settings.model import ModelConfig
 from tether.settings.reading import build
 from tether.settings.rewards import ClassifierConfig
+
+if TYPE_CHECKING:
+    from transformers import (
+        BatchEncoding,
+        PretrainedConfig,
+        PreTrainedModel,
+        PreTrainedTokenizerBase,
+    )
 
 OFFSET = "score_offset"
 """A key of config.json: what sequence classifiers have no weight for, and tether adds again."""
@@ -35,7 +43,9 @@ class ClassifierReward:
 
     name = "classifier"
 
-    def __init__(self, model: Any, tokenizer: Any, config: ClassifierConfig) -> None:
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: ClassifierConfig
+    ) -> None:
         self.model, self.tokenizer, self.config = (
             model.eval().requires_grad_(False),
             tokenizer,
@@ -91,7 +101,7 @@ class ClassifierReward:
             scores += [Score(value).finite("the classifier", value) for value in values]
         return scores
 
-    def _settle_padding(self, batch: Any) -> None:
+    def _settle_padding(self, batch: BatchEncoding) -> None:
         """Pad with an id that no text of the batch has, and name it to the library.
 
         The library takes the last token that is not padding for the last of a text. Where the EOS
@@ -101,7 +111,7 @@ class ClassifierReward:
         ids, counts = batch["input_ids"], batch["attention_mask"].bool()
         present = torch.zeros(int(ids.max()) + 2, dtype=torch.bool, device=ids.device)
         present[ids[counts]] = True
-        rows = self.model.get_input_embeddings().weight.shape[0]
+        rows = self.model.get_input_embeddings().get_parameter("weight").shape[0]
         free = int((~present).nonzero()[0, 0])
         if free >= rows:
             raise ModelError(
@@ -111,7 +121,7 @@ class ClassifierReward:
         batch["input_ids"] = ids.masked_fill(~counts, free)
         self.model.config.pad_token_id = self.model.config.get_text_config().pad_token_id = free
 
-    def _encoded(self, conversations: Sequence[Conversation]) -> Any:
+    def _encoded(self, conversations: Sequence[Conversation]) -> BatchEncoding:
         positions = (
             setting(self.model.config.get_text_config(), "max_position_embeddings")
             or self.config.max_length
@@ -120,14 +130,16 @@ class ClassifierReward:
         how = {"padding": True, "truncation": True, "max_length": longest, "return_tensors": "pt"}
         if self.tokenizer.chat_template:
             turns = [[m.as_row() for m in messages] for messages in conversations]
-            texts = [self.tokenizer.apply_chat_template(each, tokenize=False) for each in turns]
+            texts = [
+                str(self.tokenizer.apply_chat_template(each, tokenize=False)) for each in turns
+            ]
             return self.tokenizer(texts, add_special_tokens=False, **how)
         prompts = ["\n\n".join(m.content for m in messages[:-1]) for messages in conversations]
         return self.tokenizer(prompts, [messages[-1].content for messages in conversations], **how)
 
 
-def _output(config: Any, settings: ClassifierConfig) -> int:
-    labels = {int(number): str(name) for number, name in config.id2label.items()}
+def _output(config: PretrainedConfig, settings: ClassifierConfig) -> int:
+    labels = {int(number): str(name) for number, name in (config.id2label or {}).items()}
     names = ", ".join(labels.values())
     if settings.label is None and len(labels) > 1:
         raise ModelError(

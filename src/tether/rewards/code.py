@@ -36,7 +36,7 @@ from typing import Any, NoReturn
 
 from tether.core.errors import DataError
 from tether.core.locks import temporary_folder
-from tether.core.types import Json
+from tether.core.types import Json, JsonValue
 from tether.rewards.addresses import memory_limit
 from tether.rewards.guard import MEBIBYTE, OPEN_FILES, Guards, end_with, limit, restrict
 from tether.rewards.sandbox import ending, write_all
@@ -47,6 +47,8 @@ OUTPUT, FILE, SCRATCH = MEBIBYTE, 16 * MEBIBYTE, 64 * MEBIBYTE
 """Bytes that a program may write: to its output, into one file, into all its files together."""
 SCRATCH_NAME = "tether-code"
 _POLL = 0.05
+Outcome = Sequence[object]
+"""Of a test: ("gave", value), or what went wrong and how."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ class CodeTest:
 
     ask: str
     kind: str
-    right: Any = None
+    right: object = None
     counts: bool = True
 
 
@@ -75,7 +77,7 @@ def fenced(text: str) -> str | None:
     )
 
 
-def read_tests(given: object) -> tuple[CodeTest, ...]:
+def read_tests(given: JsonValue) -> tuple[CodeTest, ...]:
     """The tests of a problem: Python source, a list of it, or a list of {"input": ..., "output":
     ...} for whole programs.
 
@@ -85,7 +87,7 @@ def read_tests(given: object) -> tuple[CodeTest, ...]:
     if isinstance(given, str) and given.lstrip().startswith("["):
         with contextlib.suppress(json.JSONDecodeError):
             given = json.loads(given)
-    rows: Sequence[Any] = given if isinstance(given, list | tuple) else [given]
+    rows: Sequence[JsonValue] = given if isinstance(given, list | tuple) else [given]
     shown = str(given)[:80]
     if rows and all(isinstance(row, Mapping) and {"input", "output"} <= row.keys() for row in rows):
         return tuple(CodeTest(str(row["input"]), "program", str(row["output"])) for row in rows)
@@ -127,7 +129,7 @@ def request(program: str, tests: Sequence[CodeTest]) -> Json:
     return {"program": program, "asks": [[test.kind, test.ask] for test in tests]}
 
 
-def verdicts(tests: Sequence[CodeTest], outcomes: Sequence[Sequence[object]]) -> tuple[float, str]:
+def verdicts(tests: Sequence[CodeTest], outcomes: Sequence[Outcome]) -> tuple[float, str]:
     """The share of the tests that are met, and the first one that is not."""
     met = [_met(test, outcome) for test, outcome in zip(tests, outcomes, strict=True)]
     counted = [ok for ok, test in zip(met, tests, strict=True) if test.counts]
@@ -146,12 +148,12 @@ def _shown(test: CodeTest) -> str:
     return f"input {test.ask[:40]!r}" if test.kind == "program" else f"{test.ask[:80]}"
 
 
-def _met(test: CodeTest, outcome: Sequence[object]) -> bool:
+def _met(test: CodeTest, outcome: Outcome) -> bool:
     what, value = outcome
     if what != "gave":
         return False
     if test.kind == "program":
-        return isinstance(value, str) and _lines(value) == _lines(test.right)
+        return isinstance(value, str) and _lines(value) == _lines(str(test.right))
     return test.kind == "run" or value == test.right
 
 
@@ -160,7 +162,7 @@ def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.strip("\r\n").rstrip().splitlines()]
 
 
-def comparable(value: Any) -> Any:
+def comparable(value: Any) -> JsonValue:
     """A Python value as JSON that is equal exactly where the values are: lists, tuples, sets and
     mappings stay apart.
     """
@@ -208,12 +210,12 @@ def _place(value: object) -> str:
 # What follows runs in the workers, which no right answer ever reaches.
 
 
-def make_runner(seconds: float) -> Callable[..., list[list[Any]]]:
+def make_runner(seconds: float) -> Callable[..., list[Outcome]]:
     """program, asks -> for each ask ("gave", value), or what went wrong and how. `seconds` is the
     limit of all together.
     """
 
-    def run(program: str, asks: list[list[str]]) -> list[list[Any]]:
+    def run(program: str, asks: list[list[str]]) -> list[Outcome]:
         end = time.monotonic() + seconds
         if not asks or asks[0][0] != "program":
             return _child(program, asks, end)
@@ -222,13 +224,13 @@ def make_runner(seconds: float) -> Callable[..., list[list[Any]]]:
     return run
 
 
-def _child(program: str, asks: list[list[str]], end: float) -> list[list[Any]]:
+def _child(program: str, asks: list[list[str]], end: float) -> list[Outcome]:
     """The answers of a new process; if it ended without any, the same reason for every test."""
     with temporary_folder(SCRATCH_NAME) as scratch:
         return _child_in(str(scratch), program, asks, end)
 
 
-def _child_in(scratch: str, program: str, asks: list[list[str]], end: float) -> list[list[Any]]:
+def _child_in(scratch: str, program: str, asks: list[list[str]], end: float) -> list[Outcome]:
     token, worker = secrets.token_hex(16), os.getpid()
     (answers, answers_in), (printed, printed_in), (errors, errors_in) = (
         os.pipe(),
@@ -344,7 +346,7 @@ def _become(
     os._exit(1)
 
 
-def _answers(program: str, asks: list[list[str]]) -> list[list[Any]]:
+def _answers(program: str, asks: list[list[str]]) -> list[Outcome]:
     whole = asks[0][0] == "program"
     module = types.ModuleType("__main__" if whole else "answer")
     sys.modules[module.__name__] = module
@@ -362,7 +364,7 @@ def _answers(program: str, asks: list[list[str]]) -> list[list[Any]]:
     return [_asked(kind, ask, module.__dict__) for kind, ask in asks]
 
 
-def _asked(kind: str, ask: str, names: Json) -> list[Any]:
+def _asked(kind: str, ask: str, names: Json) -> Outcome:
     try:
         value = _execute(
             compile(ask, "test", "eval" if kind == "value" else "exec", dont_inherit=True),
@@ -375,7 +377,7 @@ def _asked(kind: str, ask: str, names: Json) -> list[Any]:
         return ["raised", f"{type(error).__name__}: {error}"[:200]]
 
 
-def _execute(code: types.CodeType, names: Json) -> Any:
+def _execute(code: types.CodeType, names: Json) -> object:
     """The one place where tether runs what a model wrote."""
     return eval(code, names)  # noqa: S307
 

@@ -31,10 +31,12 @@ import numpy as np
 import torch
 
 _STREAMS = ("stdin", "stdout", "stderr")
-_CONTEXT = ("prec", "rounding", "Emin", "Emax", "capitals", "clamp")
 
 
 State = TypeVar("State")
+_Decimal = tuple[int, str, int, int, int, int, dict[type[decimal.DecimalException], bool]]
+"""Precision, rounding, least and largest exponent, capitals, clamp; the traps that are set."""
+_NumpyDraws = tuple[str, bytes, int, int, float]
 _Streams = tuple[tuple[TextIO | None, bool], ...]
 """Each stream, and whether it is closed."""
 _Filters = tuple[list[tuple[object, ...]], Callable[..., None]]
@@ -173,12 +175,12 @@ def _set_draws(states: list[torch.Tensor]) -> None:
         torch.cuda.set_rng_state_all(states[1:])
 
 
-def _draws_of_numpy() -> tuple[Any, ...]:
+def _draws_of_numpy() -> _NumpyDraws:
     state: Any = np.random.get_state(legacy=True)
     return (state[0], state[1].tobytes(), *state[2:])
 
 
-def _set_draws_of_numpy(state: tuple[Any, ...]) -> None:
+def _set_draws_of_numpy(state: _NumpyDraws) -> None:
     np.random.set_state((state[0], np.frombuffer(state[1], dtype=np.uint32), *state[2:]))
 
 
@@ -203,14 +205,15 @@ def _set_environment(values: Mapping[str, str]) -> None:
     )
 
 
-def _decimal() -> tuple[Any, ...]:
-    context = decimal.getcontext()
-    return (*(operator.attrgetter(name)(context) for name in _CONTEXT), dict(context.traps))
+def _decimal() -> _Decimal:
+    now = decimal.getcontext()
+    limits = (now.Emin, now.Emax, now.capitals, now.clamp)
+    return (now.prec, now.rounding, *limits, dict(now.traps))
 
 
-def _set_decimal(values: tuple[Any, ...]) -> None:
+def _set_decimal(values: _Decimal) -> None:
     traps = [kind for kind, on in values[-1].items() if on]
-    decimal.setcontext(decimal.Context(**dict(zip(_CONTEXT, values, strict=False)), traps=traps))
+    decimal.setcontext(decimal.Context(*values[:6], traps=traps))
 
 
 def _streams() -> _Streams:

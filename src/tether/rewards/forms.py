@@ -12,14 +12,13 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 from tether.core.errors import RewardError
 from tether.core.once import once
 from tether.core.types import Prompt
 from tether.settings.rewards import Shape
 
-Function = Callable[[Sequence[Prompt], Sequence[str]], Any]
+Function = Callable[[Sequence[Prompt], Sequence[str]], object]
 """(prompts, responses), one prompt a response -> a number, a `Score` or None for each; or what
 gives them when awaited.
 """
@@ -40,7 +39,7 @@ def plain(function: Callable[..., object], completions: Shape = "texts") -> Func
     """
     parameters = _parameters(function)
 
-    def score(prompts: Sequence[Prompt], responses: Sequence[str]) -> Any:
+    def score(prompts: Sequence[Prompt], responses: Sequence[str]) -> object:
         return function(**_columns(prompts, responses, completions, parameters))
 
     return functools.wraps(function)(score) if "completions" in parameters else function
@@ -58,10 +57,10 @@ def _columns(
     responses: Sequence[str],
     shape: Shape,
     parameters: Mapping[str, inspect.Parameter],
-) -> dict[str, Sequence[Any]]:
+) -> Mapping[str, Sequence[object]]:
     """The arguments that TRL would give, and of these what the function takes."""
-    texts: Sequence[Any] = responses
-    questions: list[Any] = [prompt.text for prompt in prompts]
+    texts: Sequence[object] = responses
+    questions: Sequence[object] = [prompt.text for prompt in prompts]
     if shape == "messages":
         texts = [[{"role": "assistant", "content": response}] for response in responses]
         questions = [[turn.as_row() for turn in prompt.messages] for prompt in prompts]
@@ -86,7 +85,7 @@ def check_arguments(function: Function, prompts: Iterable[Prompt]) -> None:
     Raises:
         RewardError: no row has a column of an argument's name.
     """
-    parameters, row, fault = _parameters(function), dict[str, Any](), None
+    parameters, row, fault = _parameters(function), dict[str, object](), None
     if "completions" not in parameters:
         return
     for prompt in prompts:

@@ -137,7 +137,7 @@ def _readable() -> Iterator[str]:
     yield from (os.path.join(prefix, "lib") for prefix in (sys.prefix, sys.base_prefix))
 
 
-def _landlock(library: Any, scratch: str | None) -> bool:
+def _landlock(library: ctypes.CDLL, scratch: str | None) -> bool:
     """True if files are out of reach from here on. It takes Landlock's version 3 (Linux 6.2), the
     first that knows truncation.
     """
@@ -162,7 +162,7 @@ def _landlock(library: Any, scratch: str | None) -> bool:
         os.close(rules)
 
 
-def _grant(library: Any, rules: int, path: str, rights: int) -> None:
+def _grant(library: ctypes.CDLL, rules: int, path: str, rights: int) -> None:
     try:
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
@@ -173,7 +173,7 @@ def _grant(library: Any, rules: int, path: str, rights: int) -> None:
     os.close(place)
 
 
-def _seccomp(library: Any, *, threads: bool) -> bool:
+def _seccomp(library: ctypes.CDLL, *, threads: bool) -> bool:
     """True if the kernel refuses processes, signals to others and sockets from here on, in every
     thread.
     """
@@ -251,7 +251,7 @@ def _filter(column: int, machine: int, *, threads: bool) -> Iterator[bpf.Step]:
     yield bpf.ALLOW
 
 
-def _fence(guards: Guards, scratch: str | None) -> Callable[[str, tuple[Any, ...]], None]:
+def _fence(guards: Guards, scratch: str | None) -> Callable[[str, tuple[object, ...]], None]:
     """An audit hook in place of the guards that the kernel does not hold."""
     inside = None if scratch is None else os.path.realpath(scratch) + os.sep
     files = () if guards.files else ("open", "os.", "shutil.")

@@ -12,7 +12,7 @@ import textwrap
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 from tether.core.errors import STOPS, ConfigError, MissingFileError, error_words
 from tether.core.secrets import redact
@@ -23,7 +23,7 @@ from tether.rewards.forms import Function, plain
 from tether.rewards.surroundings import Surroundings
 from tether.settings.rewards import GIVEN, Shape
 
-_GIVEN: dict[str, Callable[..., Any]] = {}
+_GIVEN: dict[str, Callable[..., object]] = {}
 SLOW_IMPORT = 30.0
 """Seconds after which a warning says where an import is."""
 
@@ -64,7 +64,7 @@ def _digest(function: object) -> str:
     return _hash(text, _shown(sorted(values.items())))
 
 
-def _state(function: object) -> Mapping[str, Any]:
+def _state(function: object) -> Mapping[str, object]:
     """The variables that a function closes over, or those of an object that can be called."""
     if inspect.isfunction(function):
         try:
@@ -132,7 +132,7 @@ def load_function(call: str, completions: Shape = "texts", key: str = "function.
     return plain(function, completions)
 
 
-def _imported(place: str) -> Any:
+def _imported(place: str) -> ModuleType:
     """The module of a dotted name or in a file. A warning says where the import is when it takes
     long.
     """
@@ -160,7 +160,7 @@ def _imported(place: str) -> Any:
 
 
 @functools.cache
-def _module(path: Path, modified: int) -> Any:
+def _module(path: Path, modified: int) -> ModuleType:
     """The module in a file, executed again where the file has changed since."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None

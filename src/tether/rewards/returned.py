@@ -61,7 +61,7 @@ def whole_groups(rollouts: Sequence[Rollout], size: int) -> list[list[Rollout]]:
     )
 
 
-def scores_of(returned: Any, count: int, source: str = "the reward function") -> list[Score]:
+def scores_of(returned: object, count: int, source: str = "the reward function") -> list[Score]:
     """The scores of `count` answers in what a function returned: a list, an array or anything else
     that has an order.
 
@@ -72,6 +72,7 @@ def scores_of(returned: Any, count: int, source: str = "the reward function") ->
     if isinstance(returned, UNORDERED) or not isinstance(returned, Iterable):
         kind = "nothing (None)" if returned is None else f"a {type(returned).__name__}"
         raise RewardError(f"{source} returned {kind}, not a list of numbers: {each}, in order")
+    items: Iterable[object] = returned
     if isinstance(returned, torch.Tensor | np.ndarray):
         if returned.ndim == 0:
             raise RewardError(f"{source} returned one number, not a list of them: {each}")
@@ -81,8 +82,8 @@ def scores_of(returned: Any, count: int, source: str = "the reward function") ->
                 f"{source} returned a {type(returned).__name__} of shape {shape}, "
                 f"not a list of numbers: {each}",
             )
-        returned = returned.tolist()
-    values = list(islice(iter(returned), count + 1))
+        items = returned.tolist()
+    values = list(islice(iter(items), count + 1))
     if len(values) != count:
         number = f"more than {count}" if len(values) > count else len(values)
         raise RewardError(f"{source} returned {number} scores for {count} responses")

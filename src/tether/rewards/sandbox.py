@@ -26,10 +26,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import LifoQueue
-from typing import Any, Literal
+from typing import Literal
 
 from tether.core.errors import RunError
-from tether.core.types import Facts, Json
+from tether.core.types import Facts, Json, JsonValue
 from tether.rewards.addresses import enclose
 from tether.rewards.guard import OPEN_FILES, end_first, limit, restrict
 
@@ -46,7 +46,7 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THR
 class CheckResult:
     """The result of a check, or (`failure`) why there is none: `detail` is for people."""
 
-    result: Any = None
+    result: JsonValue = None
     failure: Literal["", "timed out", "died", "failed"] = ""
     detail: str = ""
 
@@ -141,7 +141,7 @@ class _Worker:
 
     def __init__(self, command: Sequence[str]) -> None:
         self.command = command
-        self.process: subprocess.Popen[Any] | None = None
+        self.process: subprocess.Popen[bytes] | None = None
 
     def ask(self, line: bytes, seconds: float) -> CheckResult:
         """The reply to a request.
@@ -158,7 +158,7 @@ class _Worker:
             self.end()
         return reply
 
-    def _start(self) -> subprocess.Popen[Any]:
+    def _start(self) -> subprocess.Popen[bytes]:
         # Sets and their order depend on the hash seed: with a fixed one a generated task is the
         # same in every process.
         environment = {name: os.environ[name] for name in _KEPT if name in os.environ} | _ONE_THREAD
@@ -166,20 +166,21 @@ class _Worker:
             "PYTHONHASHSEED": "0",
             "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
         }
-        pipes: Json = {
-            "stdin": subprocess.PIPE,
-            "stdout": subprocess.PIPE,
-            "bufsize": 0,
-            "start_new_session": True,
-        }
-        self.process = process = subprocess.Popen(self.command, env=environment, **pipes)
+        self.process = process = subprocess.Popen(
+            self.command,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+        )
         greeting = self._reply(process, START_SECONDS)
         if greeting.failure:
             how = f"{greeting.failure} before it was ready ({greeting.detail})"
             raise RunError(f"a checking process {how}; what it said stands above.")
         return process
 
-    def _reply(self, process: subprocess.Popen[Any], seconds: float) -> CheckResult:
+    def _reply(self, process: subprocess.Popen[bytes], seconds: float) -> CheckResult:
         """The next line; without one in time, or at all, the process is ended."""
         assert process.stdout is not None
         readable, text, deadline = select.poll(), b"", time.monotonic() + seconds
@@ -212,7 +213,7 @@ class _Worker:
                 self.process = None
 
 
-def _sent(process: subprocess.Popen[Any], line: bytes) -> bool:
+def _sent(process: subprocess.Popen[bytes], line: bytes) -> bool:
     """Hand over a request; False if the process is gone."""
     assert process.stdin is not None
     try:

@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -54,7 +53,7 @@ class ServedReward:
         digest: str,
     ) -> None:
         self.name, self.batch, self.digest = name, config.batch, digest
-        self.pool: Any = None
+        self.pool: ServerPool | None = None
         if servers is None:
             return
         self.pool = ServerPool(servers, config, folder, self._prepare, config.waiting)
@@ -66,6 +65,7 @@ class ServedReward:
             self.pool.close()
 
     def _prepare(self, name: str, task: str) -> None:
+        assert self.pool is not None
         held = self.pool.get(name, "/v1/reward")["digest"]
         if held != self.digest:
             raise RefusedError(
@@ -80,7 +80,8 @@ class ServedReward:
             ConfigError: a prompt's metadata cannot be sent.
             RunError: no server is left.
         """
-        size = self.batch
+        assert self.pool is not None
+        size, pool = self.batch, self.pool
         single = [rollouts[start : start + size] for start in range(0, len(rollouts), size)]
         parts = whole_groups(rollouts, size) if self.name == "function" else single
         try:
@@ -93,22 +94,22 @@ class ServedReward:
                 f"reward_servers get prompts as JSON, and metadata of these is none: {error}",
             ) from None
         futures = [
-            self.pool.senders.submit(self._ask, body, len(part))
+            pool.senders.submit(self._ask, pool, body, len(part))
             for body, part in zip(bodies, parts, strict=True)
         ]
         return [score for future in futures for score in future.result()]
 
-    def _ask(self, body: bytes, count: int) -> list[Score]:
+    def _ask(self, pool: ServerPool, body: bytes, count: int) -> list[Score]:
         def score(name: str) -> list[Score]:
             scores = SCORES.validate_python(
-                self.pool.post(name, "/v1/score", body).json()["scores"],
+                pool.post(name, "/v1/score", body).json()["scores"],
             )
             if len(scores) != count:
                 raise ValueError(f"{len(scores)} scores for {count} responses")
             return scores
 
         try:
-            return self.pool.give(score, tries=TRIES)
+            return pool.give(score, tries=TRIES)
         except (RefusedError, OSError) as error:
             return [Score(None, reason=f"reward servers: {error}")] * count
 

@@ -18,16 +18,20 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from fractions import Fraction
 from functools import lru_cache, partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tether.core.errors import DataError, require
 from tether.core.once import once
-from tether.core.types import Facts, Json, Message, Problem, Prompt, Rollout, Score, user
+from tether.core.types import Facts, Json, JsonValue, Message, Problem, Prompt, Rollout, Score, user
 from tether.data.formats.fields import fold
 from tether.data.formats.verdicts import boxed_answer
 from tether.rewards import code
 from tether.rewards.sandbox import CheckResult, Sandbox
 from tether.settings.rewards import VerifiableConfig
+
+if TYPE_CHECKING:
+    from reasoning_gym.dataset import ProceduralDataset
+    from sympy import Basic, MatrixBase
 
 _LOG = logging.getLogger("tether.rewards")
 
@@ -48,7 +52,7 @@ _NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,3}(?!\d
 
 _Outcome = tuple[dict[str, float], str]
 """The parts of a score, and why it is not full."""
-_Check = tuple[Json, Callable[[Any], _Outcome]] | Score
+_Check = tuple[Json, Callable[[JsonValue], _Outcome]] | Score
 """A request to a worker about a response, and the way from its result to an outcome. A failed score
 needs no request.
 """
@@ -142,7 +146,7 @@ class VerifiableReward(AbstractContextManager["VerifiableReward"]):
         text: str,
         program: str | None,
         tests: Sequence[code.CodeTest],
-        outcomes: Sequence[Sequence[object]],
+        outcomes: Sequence[code.Outcome],
     ) -> _Outcome:
         """A program that hangs, dies or fails its tests is wrong (0); None is left for a worker
         that could not run it.
@@ -273,7 +277,7 @@ def make_check(
         # now: a check's time is for the check
         importlib.import_module(PACKAGES[kind].replace("-", "_"))
 
-    def check(text: str, **metadata: Any) -> _Outcome:
+    def check(text: str, **metadata: JsonValue) -> _Outcome:
         given = find_answer(text, marks)
         correct = 0.0 if given is None else float(judge(given, **metadata))
         if not math.isfinite(correct):
@@ -375,7 +379,7 @@ def same_mathematics(given: str, answer: object) -> float:
 
 
 @lru_cache(maxsize=512)
-def _meanings(latex: str) -> tuple[Any, ...]:
+def _meanings(latex: str) -> tuple[Basic | MatrixBase | str, ...]:
     r"""The expressions in a LaTeX text; math-verify's other readings (the text itself, some number
     in it) say too little.
 
@@ -383,18 +387,17 @@ def _meanings(latex: str) -> tuple[Any, ...]:
     """
     from math_verify import LatexExtractionConfig, parse
 
-    untimed: Any = None  # which its signature does not know: the worker's own limit holds
     return tuple(
         parse(
             rf"\boxed{{{latex}}}",
             [LatexExtractionConfig()],
             fallback_mode="no_fallback",
-            parsing_timeout=untimed,
+            parsing_timeout=0,  # none: the worker's own limit holds
         ),
     )
 
 
-def score_entry(given: str, answer: object, task: str, config: Json, entry: str) -> float:
+def score_entry(given: str, answer: JsonValue, task: str, config: Json, entry: str) -> float:
     """The task's own score of an answer. If a scorer raises on this answer and accepts the known
     one, the answer is wrong.
     """
@@ -409,13 +412,13 @@ def score_entry(given: str, answer: object, task: str, config: Json, entry: str)
 
 
 @lru_cache(maxsize=32)
-def _dataset(task: str, config: str) -> Any:
+def _dataset(task: str, config: str) -> ProceduralDataset:
     from reasoning_gym import create_dataset
 
     return create_dataset(task, **json.loads(config))
 
 
-def make_entry_maker() -> Callable[..., tuple[str, Any, str]]:
+def make_entry_maker() -> Callable[..., tuple[str, object, str]]:
     """Entries as Python literals: JSON has no tuples, and scorers that compare tuples would call
     every answer wrong.
     """
@@ -424,7 +427,7 @@ def make_entry_maker() -> Callable[..., tuple[str, Any, str]]:
 
     numpy.set_printoptions(legacy="1.25")  # a number of numpy's is written as a plain one
 
-    def make(task: str, config: Json, index: int) -> tuple[str, Any, str]:
+    def make(task: str, config: Json, index: int) -> tuple[str, object, str]:
         entry = _dataset(task, json.dumps(config))[index]
         literal = repr(entry)
         if ast.literal_eval(literal) != entry:

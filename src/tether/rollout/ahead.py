@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, Unpack, runtime_checkable
 
 from pydantic import TypeAdapter
 
 from tether.core.errors import RunError
 from tether.core.protocols import Engine
 from tether.core.types import Facts, Json, Prompt, Rollout, RolloutGroup, Sampling
+from tether.rollout.drawn import DrawArguments
 
 ROLLOUTS = TypeAdapter(tuple[Rollout, ...])
 """From these to JSON and back."""
@@ -72,7 +73,7 @@ class AheadEngine:
         sampling: Sampling,
         *,
         ordinals: Sequence[int],
-        **how: Any,
+        **how: Unpack[DrawArguments],
     ) -> None:
         """Ask for the samples of step `number` with the weights of now, unless that was done."""
         if number in self.orders:
@@ -98,13 +99,20 @@ class AheadEngine:
         sampling: Sampling,
         *,
         ordinals: Sequence[int] | None = None,
-        **how: Any,
+        progress: Callable[[int], None] | None = None,
+        **how: Unpack[DrawArguments],
     ) -> list[RolloutGroup]:
         """The groups of an order for the same samples. Everything else is sampled now."""
         for request, collect in self.orders.values():
             if ordinals is not None and request == _asked(prompts, sampling, ordinals, **how):
                 return collect()
-        return self.engine.generate(prompts, sampling, ordinals=ordinals, **how)
+        return self.engine.generate(
+            prompts,
+            sampling,
+            ordinals=ordinals,
+            progress=progress,
+            **how,
+        )
 
     def state(self) -> Json:
         """All that is ordered, once it is there: tokens, their log-probabilities and the version of
@@ -137,7 +145,6 @@ def _asked(
     *,
     num_samples: int = 1,
     seed: int = 0,
-    progress: object = None,
 ) -> object:
     """Everything that samples depend on beside the weights."""
     return [*prompts], sampling, [*ordinals], num_samples, seed

@@ -7,12 +7,13 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, DynamicLayer
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.configuration_utils import PretrainedConfig
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 
 from tether.core.errors import ModelError
 from tether.core.once import once
@@ -104,7 +105,7 @@ class SlotCache(DynamicCache):
 
     def __init__(
         self,
-        config: Any,
+        config: PretrainedConfig,
         num_slots: int,
         capacity: int,
         *,
@@ -155,8 +156,12 @@ def slot_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Any = None,
-    **options: Any,
+    attention_mask: object = None,
+    *,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **options: object,
 ) -> tuple[Tensor, None]:
     """transformers' attention interface for one new token a row: (rows, heads, 1, dim) -> (rows, 1,
     heads, dim).
@@ -166,10 +171,9 @@ def slot_attention(
     layer: SlotLayer = _written.layer
     del _written.layer
     assert layer.store is not None
-    scale = options.get("scaling") or query.shape[-1] ** -0.5
-    settings = {"scale": scale, "window": layer.window, "softcap": options.get("softcap")}
-    sinks = options.get("s_aux")
-    if sinks is None:
+    scale = scaling or query.shape[-1] ** -0.5
+    settings = {"scale": scale, "window": layer.window, "softcap": softcap}
+    if s_aux is None:
         attended = decode(query, key, value, layer.store, layer.owner.lengths, **settings)
         if attended is not None:
             return attended, None
@@ -181,7 +185,7 @@ def slot_attention(
         layer.store,
         owner.lengths,
         owner.width,
-        sinks=sinks,
+        sinks=s_aux,
         **settings,
     ), None
 
@@ -262,7 +266,7 @@ def allowance(device: torch.device) -> Allowance:
     return Allowance(memory.total // share_of(False), memory.available)
 
 
-def rows_that_fit(model: Any, capacity: int, wanted: int, allowed: Allowance) -> int:
+def rows_that_fit(model: PreTrainedModel, capacity: int, wanted: int, allowed: Allowance) -> int:
     """Number of the `wanted` rows of `capacity` places that are decoded at once. A number below
     `wanted` is logged.
     """

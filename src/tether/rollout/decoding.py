@@ -5,7 +5,7 @@ kind in cpu.llama.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -31,7 +31,7 @@ class Decoder(Protocol):
         ...
 
     @property
-    def head(self) -> Any: ...
+    def head(self) -> Callable[[Tensor], Tensor]: ...
 
     def prefill(
         self,
@@ -77,7 +77,7 @@ class TreeDecoder:
     def __init__(self, role: Role, *, packed: bool = True) -> None:
         model = role.causal_model
         self.products: list[Product] = []
-        shared: dict[int, Any] = {id(t): t for t in (*model.parameters(), *model.buffers())}
+        shared: dict[int, object] = {id(t): t for t in (*model.parameters(), *model.buffers())}
         head = model.get_output_embeddings()
         if packed and role.device.type == "cpu" and room_for_a_copy(model):
             inside: set[int] = set()

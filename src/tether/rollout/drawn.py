@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 import torch
 
@@ -46,6 +46,13 @@ class Draws(NamedTuple):
     num_samples: int
     seed: int
     cpu_kernels: bool
+
+
+class DrawArguments(TypedDict, total=False):
+    """Arguments of `Engine.generate` that an engine hands on to another one."""
+
+    num_samples: int
+    seed: int
 
 
 def has_stop_string(encoder: ChatEncoder, sampling: Sampling, response: Sequence[int]) -> bool:

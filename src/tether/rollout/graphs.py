@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from functools import cache
-from typing import Any
 
 import torch
 
@@ -126,13 +125,14 @@ def _is_lack_of_memory(error: BaseException | None) -> bool:
     return error is not None
 
 
-def _abandon(device: torch.device, pool: Any) -> None:
+def _abandon(device: torch.device, pool: tuple[int, int] | None) -> None:
     """Repair the state after a failed recording.
 
     Older versions of PyTorch then still treat the allocator and the device's random generator as
     recording. The next `empty_cache`, or the next random number, fails with an assertion. Newer
     ones refuse to end twice.
     """
+    assert pool is not None
     with suppress(RuntimeError):
         torch._C._cuda_endAllocateToPool(device.index or 0, pool)
         torch._C._cuda_releasePool(device.index or 0, pool)

@@ -5,7 +5,6 @@ few tokens both ways.
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,7 +29,7 @@ SLOWER = {
     WHOLE: "%s has no cache that the engine can use: whole rows are read again for every token, "
     "which is slow",
 }
-_WAYS: dict[Any, str] = {}
+_WAYS: dict[tuple[object, ...], str] = {}
 """The way that was proven for a configuration under an attention function, in a type, on a kind of
 device.
 """

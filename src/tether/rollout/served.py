@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypeVar, Unpack
 
 import httpx2
 
@@ -31,11 +31,13 @@ from tether.core.types import Json, Prompt, RolloutGroup, Sampling, user
 from tether.data.chat import ChatEncoder
 from tether.models.saving import save_weights
 from tether.models.trunk import Role
-from tether.rollout.drawn import Drawn, as_group, encode_prompts, score_ids
+from tether.rollout.drawn import DrawArguments, Drawn, as_group, encode_prompts, score_ids
 from tether.rollout.wire import GENERATE, NEEDED, REPLACE, as_request, read_drawn
 from tether.servers.launch import Servers
 from tether.servers.pool import RefusedError, ServerPool, reason
 from tether.settings.engine import EngineConfig
+
+T = TypeVar("T")
 
 PROBE = (
     "Name three things that one can find in a kitchen, and say in a sentence what each of "
@@ -280,7 +282,7 @@ class ServedEngine:
         )
         return answer.json() if path == GENERATE else {}
 
-    def _of_able(self, path: str, exchange: Callable[[], object]) -> Any:
+    def _of_able(self, path: str, exchange: Callable[[], T]) -> T:
         """A server's answer; RefusedError if it has nothing at this path."""
         try:
             return exchange()
@@ -296,8 +298,9 @@ class ServedEngine:
         prompts: Sequence[Prompt],
         sampling: Sampling,
         *,
+        ordinals: Sequence[int] | None = None,
         progress: Callable[[int], None] | None = None,
-        **how: Any,
+        **how: Unpack[DrawArguments],
     ) -> list[RolloutGroup]:
         """See core.protocols.Engine.generate.
 
@@ -306,7 +309,7 @@ class ServedEngine:
                 it.
             RunError: no server is left.
         """
-        return self.begin(prompts, sampling, **how)(progress)
+        return self.begin(prompts, sampling, ordinals=ordinals, **how)(progress)
 
     def begin(
         self,
@@ -347,7 +350,7 @@ class ServedEngine:
 
         return collect
 
-    def _ended(self, version: str, _: Future[Any]) -> None:
+    def _ended(self, version: str, _: Future[list[Drawn]]) -> None:
         """A request that names this version is answered, or given up."""
         with self.pool.changed:
             self.users[version] -= 1

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from tether.core.errors import TetherError
 from tether.core.types import Json, Sampling, StopReason
@@ -34,6 +34,10 @@ Loader = Callable[[str, Path], LocalEngine]
 """From a name and a folder, of an adapter or a whole model, to an engine that samples with it."""
 
 
+Result = list[Drawn] | Json | tuple[int, str]
+"""The responses to a prompt, its log-probabilities, or the status and the reason of a failure."""
+
+
 class Asked(NamedTuple):
     """A request, and the queue on which its responses go back, or the error."""
 
@@ -43,7 +47,7 @@ class Asked(NamedTuple):
     """
     ids: Ids
     ordinal: int
-    back: queue.Queue[Any]
+    back: queue.Queue[Result]
 
 
 class EngineServer(JsonServer):
@@ -134,7 +138,7 @@ class EngineServer(JsonServer):
     def _draw(self, batch: list[Asked]) -> None:
         model, count, seed, stop_ids, sampling = batch[0].kind
 
-        def draw(engine: LocalEngine) -> list[Any]:
+        def draw(engine: LocalEngine) -> list[list[Drawn]]:
             engine.encoder.stop_ids = stop_ids
             return engine.draw(
                 [one.ids for one in batch],
@@ -165,7 +169,7 @@ class EngineServer(JsonServer):
         """Status and answer of a request for samples, or for the log-probabilities of a prompt
         (`prompt_logprobs`).
         """
-        words, back = GenerateRequest.model_validate(body), queue.Queue[Any]()
+        words, back = GenerateRequest.model_validate(body), queue.Queue[Result]()
         ids, given = words.token_ids, words.sampling_params
         outside = next(
             (i for i in (*ids, *given.stop_token_ids) if not 0 <= i < self.vocabulary),

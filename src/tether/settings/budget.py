@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
@@ -18,7 +18,7 @@ class BudgetConfig(Config):
     )
 
 
-def _minutes(value: float | BudgetConfig | None) -> Any:
+def _minutes(value: float | BudgetConfig | None) -> object:
     """A bare number means minutes."""
     return (
         {"minutes": value}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import chain
-from typing import Any, ClassVar, Self, TypeVar
+from typing import ClassVar, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -77,7 +77,7 @@ class Config(BaseModel):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _fill(cls, values: object, handler: ModelWrapValidatorHandler[Any]) -> Any:
+    def _fill(cls, values: object, handler: ModelWrapValidatorHandler[Self]) -> Self:
         """Lay this place's defaults under each table of `values`. Only what was given counts as
         set, and must have an effect.
         """

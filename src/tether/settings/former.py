@@ -7,17 +7,16 @@ there; `BEFORE` has what that version did.
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from pydantic import ValidationError
 
 from tether.core.rundir import MAY_CHANGE
-from tether.core.types import Json
+from tether.core.types import Json, JsonValue
 from tether.settings.config import Config, ConfigT, layered
 from tether.settings.needs import needs_of
 from tether.settings.reading import set_key
 
-BEFORE: dict[str, Any] = {
+BEFORE: Json = {
     # an adaptive coefficient had no bounds
     "kl.max_factor": 1e18,
     # a judging function got all answers in one call without a limit
@@ -34,7 +33,7 @@ default.
 """
 
 
-FormerDefaults = dict[str, tuple[Any, Any]]
+FormerDefaults = dict[str, tuple[JsonValue, JsonValue]]
 """The former and the present default of each key of a section, by its dotted name."""
 
 

@@ -211,13 +211,13 @@ def _is_key(kind: type[BaseModel], path: Sequence[object]) -> bool:
 
 def _known_keys(
     kind: type[BaseModel],
-    location: Sequence[Any],
+    location: Sequence[object],
     *,
     exact: bool = False,
 ) -> list[str]:
     kinds = [kind]
     # what is no field is a place in a list or a name in a table, whose kind stays the same
-    for part in location:
+    for part in map(str, location):
         inside = [
             inner
             for k in kinds

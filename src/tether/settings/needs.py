@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from pydantic import BaseModel
 
@@ -82,7 +81,7 @@ class Needs:
             yield path, absent, sign, text
 
 
-def needs_of(metadata: Any) -> Iterator[Needs]:
+def needs_of(metadata: Iterable[object]) -> Iterator[Needs]:
     """The conditions of a field."""
     return (note for note in metadata if isinstance(note, Needs))
 
@@ -106,9 +105,9 @@ def _compare(value: object, absent: bool, sign: str, text: str) -> bool:
     return value > other if sign == ">" else (value == other) == (sign == "=")
 
 
-def _at(config: BaseModel, path: str) -> Any:
+def _at(config: BaseModel, path: str) -> object:
     """The value at a dotted path; None where a table on the way is unset."""
-    value: Any = config
+    value: object = config
     for name in path.split("."):
         value = None if value is None else getattr(value, name)
     return value

@@ -11,6 +11,7 @@ from tether.core.errors import ConfigError
 from tether.core.types import Comparison, Feedback, Json, JsonValue, Prompt
 from tether.settings.budget import Budget
 from tether.settings.config import Config
+from tether.settings.evaluation import EvaluateSection
 from tether.settings.former import FormerDefaults, put_former_defaults
 from tether.settings.learner import LearnerConfig
 from tether.settings.messages import explain
@@ -211,7 +212,7 @@ class BaseRecipe(Config):
                 yield from self._keeping_faults(name, getattr(section, "evaluate", None))
             yield from faults_on(self.model, name, section, self.learner.shard)
 
-    def _keeping_faults(self, name: str, heldout: Any) -> Iterator[str]:
+    def _keeping_faults(self, name: str, heldout: EvaluateSection | None) -> Iterator[str]:
         """Check that the prompts of the last evaluation have chosen none of the policies' weights."""
         last = self.section("evaluate")
         if (
@@ -244,11 +245,11 @@ class BaseRecipe(Config):
                 f"{needs}"
             )
 
-    def _scorer_faults(self, name: str, section: Any) -> Iterator[str]:
+    def _scorer_faults(self, name: str, section: RewardedSection) -> Iterator[str]:
         """Check a stage against the scorer that this recipe trains. A scorer that was trained
         before is checked when the recipe starts (`build.checks.check_inputs`).
         """
-        trained = self.section(section.scorer)
+        trained = self.section("reward")
         if trained is not None and section.scorer == "reward" and section.reward_model is None:
             yield from scorer_faults(
                 name,

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Literal, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, BeforeValidator, ValidationError
 
@@ -94,13 +94,13 @@ def _value(default: object) -> str:
     return json.dumps(default, default=str, ensure_ascii=False)
 
 
-def _bounds(metadata: Any) -> Iterator[str]:
+def _bounds(metadata: Iterable[object]) -> Iterator[str]:
     for bound in metadata:
         if words := BOUNDS.get(name := type(bound).__name__):
             yield f"{words} {getattr(bound, name.lower()):g}"
 
 
-def given_type(annotation: object, notes: Iterable[object]) -> Any:
+def given_type(annotation: object, notes: Iterable[object]) -> object:
     """The type of what a recipe may say: a validator that comes before that of `annotation` may
     take more, and its own signature says so.
     """

@@ -13,8 +13,11 @@ import ipaddress
 import json
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
+
+Send = Callable[[Mapping[str, object]], Awaitable[None]]
+App = Callable[[Mapping[str, object], object, Send], Awaitable[None]]
 
 
 class Door:
@@ -24,14 +27,14 @@ class Door:
         RuntimeError: there is no token.
     """
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: App) -> None:
         self.app, self.token = app, os.environ.get("TETHER_SERVER_TOKEN", "")
         if not self.token:
             raise RuntimeError("tether_door.Door needs the token of the run in TETHER_SERVER_TOKEN")
         own = os.environ.get("TETHER_SERVER_NAME", "localhost")
         self.names = {"localhost", own.lower(), socket.gethostname().lower()}
 
-    async def __call__(self, scope: Mapping[str, Any], receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Mapping[str, Any], receive: object, send: Send) -> None:
         if scope["type"] == "lifespan" or (scope["type"] == "http" and scope["path"] == "/health"):
             await self.app(scope, receive, send)
             return

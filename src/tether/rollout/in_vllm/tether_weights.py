@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from safetensors import safe_open
 from vllm.distributed.weight_transfer.base import (
@@ -50,7 +49,7 @@ class FolderEngine(WeightTransferEngine[Nothing, Folder]):
     def start_weight_update(self) -> None:
         initialize_layerwise_reload(self.model)
 
-    def update_weights(self, update_info: dict[str, Any]) -> None:
+    def update_weights(self, update_info: dict[str, object]) -> None:
         """As vLLM's, without the wait for an accelerator: the tensors are in host memory, and
         copies of them are not late.
         """
