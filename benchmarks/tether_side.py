@@ -19,9 +19,10 @@ from tether.models.loading import add_adapter
 from tether.models.trunk import Role
 from tether.rewards.learned import LearnedReward
 from tether.rollout.local import LocalEngine
+from tether.settings.kl import KLConfig
 from tether.settings.learner import OptimizerConfig
 from tether.settings.model import LoraConfig, ModelConfig
-from tether.settings.policy import KLConfig, PolicyConfig
+from tether.settings.policy import PolicyConfig
 from tether.settings.reward import RewardConfig
 from tether.settings.supervised import DirectConfig, SFTConfig
 from tether.stages.direct import Direct

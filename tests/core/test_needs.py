@@ -6,9 +6,10 @@ import pytest
 from pydantic import ValidationError
 
 from tether.settings.config import Config
+from tether.settings.kl import KLConfig
 from tether.settings.messages import models_of
 from tether.settings.needs import Needs, needs_of
-from tether.settings.policy import KLConfig, PolicyConfig
+from tether.settings.policy import PolicyConfig
 from tether.settings.recipe import recipe_type
 from tether.settings.reference import keys_of
 from tether.settings.sampling import GRPOSection

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from tether.settings.kl import KLConfig
 from tether.settings.learner import OptimizerConfig
-from tether.settings.policy import PRESETS, KLConfig, PolicyConfig
+from tether.settings.policy import PRESETS, PolicyConfig
 from tether.settings.stages import STAGES
 
 NEEDED: dict[str, dict[str, Any]] = {

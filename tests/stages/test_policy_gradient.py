@@ -18,9 +18,10 @@ from tether.models.loading import add_adapter
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
 from tether.rollout.local import LocalEngine
+from tether.settings.kl import KLConfig
 from tether.settings.learner import OptimizerConfig
 from tether.settings.model import LoraConfig
-from tether.settings.policy import PRESETS, KLConfig, PolicyConfig
+from tether.settings.policy import PRESETS, PolicyConfig
 from tether.settings.reading import build
 from tether.stages.online_loop import train
 from tether.stages.policy_gradient import PolicyGradient
