@@ -88,6 +88,14 @@ StoreArgument = Annotated[
     str,
     typer.Argument(help="A preference store: a file, or a PostgreSQL URL."),
 ]
+Round = Annotated[str | None, typer.Option("--round", help="Name of a batch of tasks.")]
+Names = Annotated[
+    bool,
+    typer.Option(
+        "--names",
+        help="Show the names of annotators instead of annotator-1, annotator-2 ...",
+    ),
+]
 Host = Annotated[
     str,
     typer.Option(

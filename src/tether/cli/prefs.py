@@ -1,255 +1,35 @@
-"""The commands of a preference store: import, export, the choice of pairs, agreement, ranking."""
+"""The commands of a preference store, with the choice of pairs, agreement and ranking."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain, islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.markup import escape
 
 from tether.cli.annotators import guidelines, invite, lock_out, serve
+from tether.cli.import_export import export_from, import_into
 from tether.cli.options import (
-    Columns,
+    Names,
     Options,
     Output,
+    Round,
     StoreArgument,
-    as_options,
-    columns_of,
     grouped,
     opened,
 )
-from tether.core.errors import ConfigError, DataError
+from tether.core.errors import DataError
 from tether.core.types import Json
 from tether.terminal.console import Terminal, print_line
 from tether.terminal.tables import save, show_table
 
-Round = Annotated[str | None, typer.Option("--round", help="Name of a batch of tasks.")]
 STRATEGIES = (
     "Rule for choosing pairs: random, uncertain, information, disagreement, "
     "length_matched, ranking."
 )
-Names = Annotated[
-    bool,
-    typer.Option(
-        "--names",
-        help="Show the names of annotators instead of annotator-1, annotator-2 ...",
-    ),
-]
-
-IMPORTED = {
-    "rows": "rows", "answers": "new answers", "tasks": "new tasks", "judgments": "new judgments",
-    "widened": "earlier pairs that more people judge now",
-    "not_gold": "earlier pairs with judgments, which did not become gold questions",
-    "repeated": "repeated judgments of one pair by one person, of which the latest "
-        "counts",
-    "replaced": "judgments in the store that later judgments of the same person replaced",
-}  # fmt: skip
-"""Counts that an import reports if they are above 0."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CaseOptions(Options):
-    """Comparisons and tasks that are imported."""
-
-    ask: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Number of people who judge each pair, including those who did already.",
-        ),
-    ] = None
-    labels: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="Store the labels in the file as judgments of an annotator NAME.",
-        ),
-    ] = ""
-    gold: Annotated[
-        bool,
-        typer.Option(
-            "--gold",
-            help="Use the labels in the file as known answers of gold questions.",
-        ),
-    ] = False
-    round: Round = None
-    prefix: Annotated[
-        str,
-        typer.Option(help="Prefix for the names of annotators, to separate people of two sources."),
-    ] = ""
-    fields: Annotated[
-        str,
-        typer.Option(
-            help="PROMPT,FIRST,SECOND: names of these fields in tasks of Label Studio "
-            "or Argilla, if unusual.",
-        ),
-    ] = ""
-    columns: Columns = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SourceOptions(Options):
-    """Answers that are imported, and where they come from."""
-
-    prompts: Annotated[
-        Path | None,
-        typer.Option(help="File of prompts, for answers that have only the id of their prompt."),
-    ] = None
-    model: Annotated[
-        str,
-        typer.Option(help="Model that wrote the answers, if the file does not name the model."),
-    ] = ""
-    checkpoint: Annotated[
-        str,
-        typer.Option(
-            help="Checkpoint that wrote the answers, if the file does not name the checkpoint.",
-        ),
-    ] = ""
-
-
-@grouped
-def import_(
-    store: StoreArgument,
-    files: Annotated[
-        list[str],
-        typer.Argument(
-            help="Files of comparisons, of answers, or of tasks of Label Studio or Argilla.",
-        ),
-    ],
-    *,
-    format: Annotated[
-        str,
-        typer.Option(
-            help="answers, label-studio, argilla, or a format of `tether data inspect`; "
-            "auto detects the format.",
-        ),
-    ] = "auto",
-    cases: CaseOptions,
-    source: SourceOptions,
-    limit: Annotated[
-        int | None,
-        typer.Option(min=1, help="Read only this many rows of each file."),
-    ] = None,
-    strict: Annotated[
-        bool,
-        typer.Option("--strict", help="Exit with code 2 if a row was left out."),
-    ] = False,
-) -> None:
-    """Import comparisons with their judgments, or answers, into a store. Creates the store if there
-    is none.
-    """
-    from tether.annotation.answers import import_answers, read_answers
-    from tether.annotation.importing import format_of, import_cases, read_cases
-    from tether.data.sources import Quarantine
-
-    layouts = {format_of(file) if format == "auto" else format for file in files}
-    if "answers" in layouts and len(layouts) > 1:
-        raise ConfigError(
-            "some of these files contain answers, and others contain comparisons. "
-            "Import them one after the other",
-        )
-    answers, quarantine = layouts == {"answers"}, Quarantine()
-    useless = vars(cases if answers else source)
-    if without := next((name for name, value in useless.items() if value), None):
-        what = "answers: `tether prefs ask` makes pairs of them" if answers else "comparisons"
-        raise ConfigError(f"--{without} has no effect on {what}")
-    if cases.gold and cases.labels:
-        raise ConfigError(
-            "--gold and --labels both set the meaning of the labels in the file. Give "
-            "only one of them",
-        )
-    split = tuple(name.strip() for name in cases.fields.split(",") if name.strip())
-    if cases.fields and len(split) != 3:
-        raise ConfigError(f"--fields names three fields, PROMPT,FIRST,SECOND, not {cases.fields!r}")
-    rows: Iterator[Any]
-    if answers:
-        rows = read_answers(
-            files,
-            prompts=source.prompts,
-            quarantine=quarantine,
-            limit=limit,
-            model=source.model,
-            checkpoint=source.checkpoint,
-        )
-    else:
-        rows = read_cases(
-            files,
-            format=format,
-            quarantine=quarantine,
-            fields=split,
-            labels=cases.labels,
-            gold=cases.gold,
-            limit=limit,
-            columns=columns_of(cases.columns),
-        )
-    with as_options():
-        # The first row is read before the store is opened: without a usable one no new store is
-        # made.
-        first = list(islice(rows, 1))
-        where, rows = opened(store, new=True), chain(first, rows)
-        imported = (
-            import_answers(where, rows)
-            if answers
-            else import_cases(where, rows, ask=cases.ask, round=cases.round, prefix=cases.prefix)
-        )
-    counts = ((name, imported[key]) for key, name in IMPORTED.items())
-    show_table(Terminal(), "", [(name, f"{count:,}") for name, count in counts if count])
-    if quarantine.count:
-        print_line(f"{quarantine.count:,} rows were left out: {quarantine.top_reasons()}", err=True)
-        if strict:
-            raise DataError(
-                f"{quarantine.count} rows cannot be used, and --strict was given. The "
-                "others were imported",
-            )
-
-
-def _export(
-    store: StoreArgument,
-    file: Annotated[
-        Path,
-        typer.Argument(help="File to write. An existing file is replaced only by a complete file."),
-    ],
-    format: Annotated[str, typer.Option(help="jsonl, parquet, label-studio, argilla.")] = "jsonl",
-    how: Annotated[
-        str,
-        typer.Option(help="Rule for labels: soft (the share of votes), majority, or dawid-skene."),
-    ] = "soft",
-    round: Round = None,
-    names: Names = False,
-    unfinished: Annotated[
-        bool,
-        typer.Option(
-            "--unfinished",
-            help="Also export pairs with too few judgments. "
-            "For other tools: also pairs without judgments.",
-        ),
-    ] = False,
-    least: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            max=1,
-            help="Leave out pairs whose label has a smaller share of the votes.",
-        ),
-    ] = 0.0,
-) -> None:
-    """Write judged pairs as comparisons with every vote, or as tasks for other tools. Comments and
-    secrets stay in the store.
-    """
-    from tether.annotation.exporting import export_labels
-    from tether.annotation.label_studio import CONFIG
-
-    which = {"round": round, "names": names, "unfinished": unfinished, "least": least}
-    count = export_labels(opened(store), file, format, how=how, **which)  # type: ignore[arg-type]
-    print_line(f"{count:,} rows in {file}")
-    if format == "label-studio":
-        interface = file.with_suffix(".xml")
-        interface.write_text(CONFIG, encoding="utf-8")
-        print_line(f"The labelling interface for these tasks is in {interface}")
 
 
 def stats(store: StoreArgument) -> None:
@@ -301,18 +81,16 @@ def agree(
         f"{report['num_annotators']} people"
     )
     show_table(console, counts, _figures(report), ("", "value [95%]", "pairs"))
-    people = []
-    for one in quality:
-        shares = map(str, (one.others, one.gold, one.left))
-        people.append(
-            (
-                one.annotator,
-                f"{one.num_votes:,}",
-                f"{one.accuracy:.0%}",
-                *shares,
-                _seconds(one.seconds),
-            ),
+    people = [
+        (
+            one.annotator,
+            f"{one.num_votes:,}",
+            f"{one.accuracy:.0%}",
+            *map(str, (one.others, one.gold, one.left)),
+            _seconds(one.seconds),
         )
+        for one in quality
+    ]
     show_table(
         console,
         "",
@@ -499,6 +277,6 @@ def _figures(report: Json) -> Iterator[tuple[str, ...]]:
 
 
 COMMANDS = {
-    "serve": serve, "import": import_, "export": _export, "stats": stats, "agree": agree, "ask": _ask, "invite": invite,
+    "serve": serve, "import": import_into, "export": export_from, "stats": stats, "agree": agree, "ask": _ask, "invite": invite,
     "lock-out": lock_out, "escalate": _escalate, "rank": rank, "guidelines": guidelines,
 }  # fmt: skip

@@ -1,0 +1,277 @@
+"""The commands that import judgments and answers into a preference store, and export them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from tether.cli.options import (
+    Columns,
+    Names,
+    Options,
+    Round,
+    StoreArgument,
+    as_options,
+    columns_of,
+    grouped,
+    opened,
+)
+from tether.core.errors import ConfigError, DataError
+from tether.terminal.console import Terminal, print_line
+from tether.terminal.tables import show_table
+
+if TYPE_CHECKING:
+    from tether.annotation.store import Store
+
+Record = TypeVar("Record")
+IMPORTED = {
+    "rows": "rows", "answers": "new answers", "tasks": "new tasks", "judgments": "new judgments",
+    "widened": "earlier pairs that more people judge now",
+    "not_gold": "earlier pairs with judgments, which did not become gold questions",
+    "repeated": "repeated judgments of one pair by one person, of which the latest "
+        "counts",
+    "replaced": "judgments in the store that later judgments of the same person replaced",
+}  # fmt: skip
+"""Counts that an import reports if they are above 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaseOptions(Options):
+    """Comparisons and tasks that are imported."""
+
+    ask: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Number of people who judge each pair, including those who did already.",
+        ),
+    ] = None
+    labels: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Store the labels in the file as judgments of an annotator NAME.",
+        ),
+    ] = ""
+    gold: Annotated[
+        bool,
+        typer.Option(
+            "--gold",
+            help="Use the labels in the file as known answers of gold questions.",
+        ),
+    ] = False
+    round: Round = None
+    prefix: Annotated[
+        str,
+        typer.Option(help="Prefix for the names of annotators, to separate people of two sources."),
+    ] = ""
+    fields: Annotated[
+        str,
+        typer.Option(
+            help="PROMPT,FIRST,SECOND: names of these fields in tasks of Label Studio "
+            "or Argilla, if unusual.",
+        ),
+    ] = ""
+    columns: Columns = ""
+
+    def field_names(self) -> tuple[str, ...]:
+        """The three names in `--fields`; empty without the option.
+
+        Raises:
+            ConfigError: the option has another number of names.
+        """
+        names = tuple(name.strip() for name in self.fields.split(",") if name.strip())
+        if self.fields and len(names) != 3:
+            raise ConfigError(
+                f"--fields names three fields, PROMPT,FIRST,SECOND, not {self.fields!r}",
+            )
+        return names
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceOptions(Options):
+    """Answers that are imported, and where they come from."""
+
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help="File of prompts, for answers that have only the id of their prompt."),
+    ] = None
+    model: Annotated[
+        str,
+        typer.Option(help="Model that wrote the answers, if the file does not name the model."),
+    ] = ""
+    checkpoint: Annotated[
+        str,
+        typer.Option(
+            help="Checkpoint that wrote the answers, if the file does not name the checkpoint.",
+        ),
+    ] = ""
+
+
+@grouped
+def import_into(
+    store: StoreArgument,
+    files: Annotated[
+        list[str],
+        typer.Argument(
+            help="Files of comparisons, of answers, or of tasks of Label Studio or Argilla.",
+        ),
+    ],
+    *,
+    format: Annotated[
+        str,
+        typer.Option(
+            help="answers, label-studio, argilla, or a format of `tether data inspect`; "
+            "auto detects the format.",
+        ),
+    ] = "auto",
+    cases: CaseOptions,
+    source: SourceOptions,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, help="Read only this many rows of each file."),
+    ] = None,
+    strict: Annotated[
+        bool,
+        typer.Option("--strict", help="Exit with code 2 if a row was left out."),
+    ] = False,
+) -> None:
+    """Import comparisons with their judgments, or answers, into a store. Creates the store if there
+    is none.
+    """
+    from tether.annotation.answers import import_answers, read_answers
+    from tether.annotation.importing import import_cases, read_cases
+    from tether.data.sources import Quarantine
+
+    quarantine = Quarantine()
+    answers = _holds_answers(files, format)
+    _check_import(cases, source, answers=answers)
+    if answers:
+        responses = read_answers(
+            files,
+            prompts=source.prompts,
+            quarantine=quarantine,
+            limit=limit,
+            model=source.model,
+            checkpoint=source.checkpoint,
+        )
+        imported = _stored(store, responses, import_answers)
+    else:
+        comparisons = read_cases(
+            files,
+            format=format,
+            quarantine=quarantine,
+            fields=cases.field_names(),
+            labels=cases.labels,
+            gold=cases.gold,
+            limit=limit,
+            columns=columns_of(cases.columns),
+        )
+        imported = _stored(
+            store,
+            comparisons,
+            partial(import_cases, ask=cases.ask, round=cases.round, prefix=cases.prefix),
+        )
+    counts = ((name, imported[key]) for key, name in IMPORTED.items())
+    show_table(Terminal(), "", [(name, f"{count:,}") for name, count in counts if count])
+    if quarantine.count:
+        print_line(f"{quarantine.count:,} rows were left out: {quarantine.top_reasons()}", err=True)
+        if strict:
+            raise DataError(
+                f"{quarantine.count} rows cannot be used, and --strict was given. The "
+                "others were imported",
+            )
+
+
+def _holds_answers(files: list[str], format: str) -> bool:
+    """True for files of answers, False for files of comparisons.
+
+    Raises:
+        ConfigError: there are both.
+    """
+    from tether.annotation.importing import format_of
+
+    layouts = {format_of(file) if format == "auto" else format for file in files}
+    if "answers" in layouts and len(layouts) > 1:
+        raise ConfigError(
+            "some of these files contain answers, and others contain comparisons. "
+            "Import them one after the other",
+        )
+    return layouts == {"answers"}
+
+
+def _check_import(cases: CaseOptions, source: SourceOptions, *, answers: bool) -> None:
+    useless = vars(cases if answers else source)
+    if without := next((name for name, value in useless.items() if value), None):
+        what = "answers: `tether prefs ask` makes pairs of them" if answers else "comparisons"
+        raise ConfigError(f"--{without} has no effect on {what}")
+    if cases.gold and cases.labels:
+        raise ConfigError(
+            "--gold and --labels both set the meaning of the labels in the file. Give "
+            "only one of them",
+        )
+
+
+def _stored(
+    store: str,
+    rows: Iterator[Record],
+    put: Callable[[Store, Iterator[Record]], Counter[str]],
+) -> Counter[str]:
+    """Put rows into a store. The first row is read before the store is opened: without a usable one
+    no new store is made.
+    """
+    with as_options():
+        first = list(islice(rows, 1))
+        return put(opened(store, new=True), chain(first, rows))
+
+
+def export_from(
+    store: StoreArgument,
+    file: Annotated[
+        Path,
+        typer.Argument(help="File to write. An existing file is replaced only by a complete file."),
+    ],
+    format: Annotated[str, typer.Option(help="jsonl, parquet, label-studio, argilla.")] = "jsonl",
+    how: Annotated[
+        str,
+        typer.Option(help="Rule for labels: soft (the share of votes), majority, or dawid-skene."),
+    ] = "soft",
+    round: Round = None,
+    names: Names = False,
+    unfinished: Annotated[
+        bool,
+        typer.Option(
+            "--unfinished",
+            help="Also export pairs with too few judgments. "
+            "For other tools: also pairs without judgments.",
+        ),
+    ] = False,
+    least: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Leave out pairs whose label has a smaller share of the votes.",
+        ),
+    ] = 0.0,
+) -> None:
+    """Write judged pairs as comparisons with every vote, or as tasks for other tools. Comments and
+    secrets stay in the store.
+    """
+    from tether.annotation.exporting import export_labels
+    from tether.annotation.label_studio import CONFIG
+
+    which = {"round": round, "names": names, "unfinished": unfinished, "least": least}
+    count = export_labels(opened(store), file, format, how=how, **which)  # type: ignore[arg-type]
+    print_line(f"{count:,} rows in {file}")
+    if format == "label-studio":
+        interface = file.with_suffix(".xml")
+        interface.write_text(CONFIG, encoding="utf-8")
+        print_line(f"The labelling interface for these tasks is in {interface}")
