@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tether.cli.options import Host, Port, StoreArgument, opened
+from tether.cli.options import Host, Options, Port, StoreArgument, grouped, opened
 from tether.core.errors import ConfigError, MissingFileError
 from tether.terminal.console import print_line
 
@@ -106,17 +107,45 @@ def guidelines(
     )
 
 
-def serve(
-    store: StoreArgument,
-    host: Host = "127.0.0.1",
-    port: Port = 8765,
+@dataclass(frozen=True, kw_only=True)
+class SiteOptions(Options):
+    """The address of the pages and the rules of handing out work, by the names of `SiteConfig`."""
+
+    host: Host = "127.0.0.1"
+    port: Port = 8765
     address: Annotated[
         str,
         typer.Option(
             help="Public address of the proxy in front of the server, such as "
             "https://judge.example.org.",
         ),
-    ] = "",
+    ] = ""
+    lease_minutes: Annotated[
+        float,
+        typer.Option(help="Minutes for which a task is reserved for one person."),
+    ] = 30.0
+    gold_every: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="One of this many tasks is a gold question, if there are gold questions.",
+        ),
+    ] = 10
+    rest_every: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Number of judgments after which the page offers a pause; 0 means never.",
+        ),
+    ] = 50
+    seed: Annotated[int, typer.Option(help="Random seed for the side of each answer.")] = 0
+
+
+@grouped
+def serve(
+    store: StoreArgument,
+    *,
+    site: SiteOptions,
     guidelines: Annotated[
         Path | None,
         typer.Option(
@@ -129,25 +158,6 @@ def serve(
             help="Criterion by which people rate each answer from 1 to 5; may be repeated.",
         ),
     ] = None,
-    lease_minutes: Annotated[
-        float,
-        typer.Option(help="Minutes for which a task is reserved for one person."),
-    ] = 30.0,
-    gold_every: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="One of this many tasks is a gold question, if there are gold questions.",
-        ),
-    ] = 10,
-    rest_every: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="Number of judgments after which the page offers a pause; 0 means never.",
-        ),
-    ] = 50,
-    seed: Annotated[int, typer.Option(help="Random seed for the side of each answer.")] = 0,
 ) -> None:
     """Serve pages on which invited people judge: annotators, experts for disputed pairs, and
     administrators.
@@ -157,18 +167,7 @@ def serve(
     from tether.annotation.server.site import SiteConfig
     from tether.settings.reading import build
 
-    given = {
-        "host": host,
-        "port": port,
-        "address": address,
-        "lease_minutes": lease_minutes,
-        "gold_every": gold_every,
-    }
-    config = build(
-        SiteConfig,
-        {**given, "rest_every": rest_every, "seed": seed},
-        where="tether prefs serve",
-    )
+    config = build(SiteConfig, vars(site), where="tether prefs serve")
     text = None if guidelines is None else read_guidelines(guidelines)
     where = opened(store)
     where.set_guidelines(text, "command line", criterion)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from tether.planning.phases import Phase, StagePlan
     from tether.planning.plan import Plan
+    from tether.planning.speeds import RowSizes
     from tether.settings.recipe import BaseRecipe
 
 ARMS = {
@@ -382,11 +383,8 @@ def plan(
     """
     with starting():
         from tether.build.data.sources import check_sources
-        from tether.methods.overlaps import overlap_of
         from tether.planning import devices
         from tether.planning import plan as planner
-        from tether.planning.price import CLOSING, costs
-        from tether.planning.shares import Price, budget_lines
         from tether.planning.sizes import row_sizes
         from tether.runner.by_device import sized
         from tether.runner.run import check_all
@@ -408,6 +406,25 @@ def plan(
     if device.gpu:
         config = sized(config, config.stages, device, sizes, shape=shape, prompt_tokens=usual)
     made = planner.plan(config, device, shape=shape, prompt_tokens=usual, sizes=sizes)
+    _show_plan(console, config, made, sizes)
+    _print_verdict(console, made)
+    if not made.fits:
+        raise SystemExit(1)
+
+
+def _show_plan(
+    console: Console,
+    config: BaseRecipe,
+    made: Plan,
+    sizes: Mapping[str, RowSizes],
+) -> None:
+    """Show memory and seconds of each phase, and the time of the whole recipe."""
+    from tether.methods.overlaps import overlap_of
+    from tether.planning import devices
+    from tether.planning.price import CLOSING, costs
+    from tether.planning.shares import Price, budget_lines
+
+    device = made.device
     unit, word = (1e9, "billion") if made.parameters >= 1e8 else (1e6, "million")
     title = f"{made.parameters / unit:,.2f} {word} parameters on {device.name}"
     rows = [_phase_row(stage, phase) for stage in made.stages for phase in stage.phases]
@@ -431,9 +448,6 @@ def plan(
             f"Times on a GPU are estimates. They assume {shares}, and the host of an H100.",
             highlight=False,
         )
-    _print_verdict(console, made)
-    if not made.fits:
-        raise SystemExit(1)
 
 
 def _phase_row(stage: StagePlan, phase: Phase) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from tether.terminal.tables import point_to, save, show_table
 
 if TYPE_CHECKING:
     from tether.core.protocols import ChatModel
+    from tether.core.types import Comparison
     from tether.judges.pairwise import PairJudge
 
 
@@ -249,7 +250,6 @@ def constitution(
     from tether.data.sources import read
     from tether.judges.constitution import read_constitution, revise, sampled_pairs
     from tether.judges.pairwise import PairJudge, Reasoning
-    from tether.methods.judge_agreement import judged_pairs, reasons
     from tether.terminal.results import counted, show_usage
 
     if asking.reasoning_tokens and comparisons is None:
@@ -282,18 +282,9 @@ def constitution(
             Reasoning(chat, asking.reasoning_tokens) if asking.reasoning_tokens else chat,
             chosen.rubric,
         )
-        with bars(console) as announce:
-            judgments = judged_pairs(judge, pairs, announce("compare"))
-        labels = judge.label(pairs, judgments)
-        follow = sum(bool(judgment.follows_place) for judgment in judgments)
-        rows += [
-            ("comparisons", f"{len(labels):,} of {len(questions):,} prompts"),
-            *counted("none", failures),
-        ]
-        rows += [
-            *counted("not judged", reasons(judgments)),
-            ("  same place chosen in both orders", f"{follow:,} of {len(pairs):,}"),
-        ]
+        labels, about = _labelled(judge, pairs)
+        rows += [("comparisons", f"{len(labels):,} of {len(questions):,} prompts")]
+        rows += [*counted("none", failures), *about]
         if labels:
             write_rows(comparisons, labels)
     show_table(console, "critique and revision", rows)
@@ -302,3 +293,20 @@ def constitution(
         why = "; ".join(f"{reason} ({count})" for reason, count in failed.most_common(3))
         raise DataError(f"no prompt of {len(questions)} gave a demonstration: {why}")
     point_to(console, "Demonstrations", output)
+
+
+def _labelled(
+    judge: PairJudge,
+    pairs: list[Comparison],
+) -> tuple[list[Comparison], list[tuple[str, str]]]:
+    """The pairs with the judge's labels, and rows of a table about the judgments."""
+    from tether.methods.judge_agreement import judged_pairs, reasons
+    from tether.terminal.results import counted
+
+    with bars(Terminal()) as announce:
+        judgments = judged_pairs(judge, pairs, announce("compare"))
+    follow = sum(bool(judgment.follows_place) for judgment in judgments)
+    return judge.label(pairs, judgments), [
+        *counted("not judged", reasons(judgments)),
+        ("  same place chosen in both orders", f"{follow:,} of {len(pairs):,}"),
+    ]
