@@ -211,7 +211,7 @@ def export_result(
             "[yellow]If a program tokenizes the whole text of the chat template at "
             "once, some token ids differ from those in training.",
         )
-    if push is not None:
+    if push and hub:
         console.print(f"Uploaded to {push_folder(hub, output, push, private=private)}")
 
 

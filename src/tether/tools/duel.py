@@ -13,13 +13,21 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from tether.build.data.prompts import prompt_faults, usable_prompts
 from tether.build.data.rows import load_rows
 from tether.build.roles import encoder_of, load_policy, local_engine
 from tether.core.errors import DataError
-from tether.core.types import Comparison, Conversation, Json, Prompt, Sampling, assistant, user
+from tether.core.types import (
+    Comparison,
+    Conversation,
+    Json,
+    Message,
+    Prompt,
+    Sampling,
+    assistant,
+    user,
+)
 from tether.cpu.memory import free_memory
 from tether.data.sources import Quarantine
 from tether.evaluation.winrate import win_rate
@@ -201,7 +209,7 @@ def _so_far(prompt: Prompt, answers: Sequence[str], turn: int) -> Conversation:
 
 def _side(answers: Sequence[str], later: Sequence[str]) -> Conversation:
     """Answers with the turns that came between and after them."""
-    turns: list[Any] = []
+    turns: list[Message] = []
     for number, answer in enumerate(answers):
         turns.append(assistant(answer))
         if number < len(later):

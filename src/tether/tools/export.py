@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -46,6 +46,10 @@ from tether.tools.export_transformers import (
     whole_template,
 )
 from tether.tools.model_card import TASKS, base_name, model_card
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 PROBES: tuple[Conversation, ...] = (
@@ -222,11 +226,11 @@ class Writer:
             causal if head is None else classifier(causal, head, each_token=self.kind == "process")
         )
         if head is None:
-            declare_ends(model, self.tokenizer, stop_ids, self.encoder.templates)
+            declare_ends(causal, self.tokenizer, stop_ids, self.encoder.templates)
             if unused := list(
-                range(self.role.num_tokens, len(model.get_output_embeddings().weight)),
+                range(self.role.num_tokens, len(causal.get_output_embeddings().weight)),
             ):
-                model.generation_config.suppress_tokens = unused  # rows that stand for no token
+                causal.generation_config.suppress_tokens = unused  # rows that stand for no token
         else:
             settle_padding(model, self.tokenizer, stop_ids, may_grow=not self.adapter)
         self.tokenizer.chat_template = whole_template(self.encoder, to_the_end=head is not None)
@@ -247,7 +251,7 @@ class Writer:
         write_for_older_readers(folder, self.tokenizer)
         return getattr(model.config, OFFSET, 0.0)
 
-    def _read(self, folder: Path) -> Any:
+    def _read(self, folder: Path) -> PreTrainedModel | PeftModel:
         """Model that another program loads from the folder, in float32. So a comparison shows the
         rounding of the saved weights alone.
         """
@@ -322,7 +326,7 @@ class Writer:
         places = torch.arange(len(ids), device=self.role.device)
         return self.role.values_at(self.role.hidden(batch), places).view(len(ids), -1).cpu()
 
-    def _computed(self, model: Any, ids: tuple[int, ...]) -> Tensor:
+    def _computed(self, model: PreTrainedModel | PeftModel, ids: tuple[int, ...]) -> Tensor:
         """The same of another's model."""
         row = torch.tensor([ids], device=model.device)
         logits = model(input_ids=row).logits[0].float()

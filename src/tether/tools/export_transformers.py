@@ -42,7 +42,12 @@ def merged(role: Role, rounding: Rounding | None = None) -> Any:
         return fold_in(settle(cast(role.model, torch.float32), role.adapter, rounding))
 
 
-def classifier(causal: PreTrainedModel, head: ScalarHead, *, each_token: bool = False) -> Any:
+def classifier(
+    causal: PreTrainedModel,
+    head: ScalarHead,
+    *,
+    each_token: bool = False,
+) -> PreTrainedModel:
     """The library's classifier of sequences, or of tokens, around the decoder of `causal`, without
     a copy of it.
 
@@ -55,9 +60,7 @@ def classifier(causal: PreTrainedModel, head: ScalarHead, *, each_token: bool = 
     """
     from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
-    auto: Any = (
-        AutoModelForTokenClassification if each_token else AutoModelForSequenceClassification
-    )
+    auto = AutoModelForTokenClassification if each_token else AutoModelForSequenceClassification
     config = copy.deepcopy(causal.config)
     config.num_labels = head.outputs
     try:
@@ -105,7 +108,7 @@ def save_adapter(
     model: Any,
     name: str,
     folder: Path,
-    scorer: Any | None,
+    scorer: PreTrainedModel | None,
     dtype: torch.dtype,
     base: str,
 ) -> None:

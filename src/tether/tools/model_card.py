@@ -8,7 +8,6 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -186,7 +185,7 @@ def _code(value: object) -> str:
     return f"`{' '.join(printable(value, 300).replace('`', chr(0x2BC)).split())}`"
 
 
-def _public(value: object) -> Any:
+def _public(value: object) -> object:
     """The same without secrets, and with paths cut to their last name."""
     return with_texts(
         redact_value(value),

@@ -8,7 +8,6 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -17,6 +16,7 @@ from tether.build.context import Context
 from tether.build.data.sources import check_sources
 from tether.core.errors import ConfigError
 from tether.core.rundir import RECORDS, made_folder, read_json, read_jsonl
+from tether.core.types import Facts, Json
 from tether.cpu.memory import free_memory
 from tether.learner.determinism import deterministic
 from tether.methods.stage import run_stage
@@ -169,22 +169,28 @@ def _tensors(stage: str, one: Path, other: Path) -> Compared:
 def _records(stage: str, one: Path, other: Path) -> Iterator[Compared]:
     for name in RECORDS:
         left, right = (
-            [_lasting(row) for row in read_jsonl(folder / name)] for folder in (one, other)
+            [_lasting_row(row) for row in read_jsonl(folder / name)] for folder in (one, other)
         )
         if left or right:
             yield Compared(stage, name, sum(map(len, left)), _first_difference(left, right))
     if (one / "summary.json").is_file() and (other / "summary.json").is_file():
-        left, right = ([_lasting(read_json(folder / "summary.json"))] for folder in (one, other))
+        left, right = (
+            [_lasting_row(read_json(folder / "summary.json"))] for folder in (one, other)
+        )
         yield Compared(stage, "summary.json", len(left[0]), _first_difference(left, right))
 
 
-def _lasting(value: object) -> Any:
+def _lasting_row(row: Facts) -> Json:
+    return {key: _lasting(value) for key, value in row.items() if not key.startswith(CLOCKS)}
+
+
+def _lasting(value: object) -> object:
     if isinstance(value, dict):
-        return {key: _lasting(item) for key, item in value.items() if not key.startswith(CLOCKS)}
+        return _lasting_row(value)
     return [_lasting(item) for item in value] if isinstance(value, list) else value
 
 
-def _first_difference(left: list[Any], right: list[Any]) -> str:
+def _first_difference(left: list[Json], right: list[Json]) -> str:
     if len(left) != len(right):
         return f"{len(left)} rows and {len(right)}"
     for number, (a, b) in enumerate(zip(left, right, strict=True), 1):

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tether.core.errors import ConfigError, RunError
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
 
 ADVICE = {
     401: "The hub does not take this token: `hf auth login` with a new one",
@@ -16,7 +19,7 @@ ADVICE = {
 """By the status of the hub's answer."""
 
 
-def open_hub(repository: str) -> Any:
+def open_hub(repository: str) -> HfApi:
     """The hub's interface (HfApi), of which is known that it answers, and to whom, before anything
     is computed.
 
@@ -48,7 +51,7 @@ def open_hub(repository: str) -> Any:
     return api
 
 
-def push_folder(api: Any, folder: Path, repository: str, *, private: bool) -> str:
+def push_folder(api: HfApi, folder: Path, repository: str, *, private: bool) -> str:
     """Upload `folder`, its model card included, into a repository that is made where there is none;
     returns its address.
 
