@@ -34,8 +34,8 @@ from tether.models.heads import ScalarHead
 from tether.models.tiny import tiny_tokenizer
 from tether.models.trunk import Role
 from tether.planning.devices import gpu
-from tether.planning.memory import CUDA_CONTEXT
 from tether.planning.plan import Plan, plan
+from tether.planning.shaped_model import CUDA_CONTEXT
 from tether.planning.speeds import RowSizes
 from tether.rewards.learned import LearnedReward
 from tether.rollout.cache import Allowance

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from tether.planning.devices import this_machine
-from tether.planning.memory import CUDA_CONTEXT
 from tether.planning.plan import SHAPES, plan
+from tether.planning.shaped_model import CUDA_CONTEXT
 from tether.planning.speeds import RowSizes
 from tether.settings.reading import build
 from tether.settings.recipe import Recipe

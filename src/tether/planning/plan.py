@@ -104,7 +104,7 @@ def plan(
     config = shape_config(recipe.model, shape)
     usual = RowSizes(prompt=prompt_tokens)
     base = Planner(recipe, device, config, usual, sizes, until=until)
-    made = Plan(device, base.parameters, base.stages(stages))
+    made = Plan(device, base.model.parameters, base.stages(stages))
     if advise or (advise is None and not made.fits):
         for what, changed in _changes(recipe, device.gpu):
             made.advice.append(
