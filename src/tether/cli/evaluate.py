@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from tether.cli.journeys import stage
-from tether.cli.options import BudgetMinutes, Output
+from tether.cli.options import BudgetMinutes, Output, Rows
 from tether.core.errors import ConfigError
 from tether.terminal.bars import starting
 from tether.terminal.console import Terminal
@@ -43,10 +43,7 @@ def evaluate(
         str | None,
         typer.Option(help="Tasks of lm-eval separated by commas, for --suite lm_eval."),
     ] = None,
-    limit: Annotated[
-        int | None,
-        typer.Option(min=1, help="Read only this many rows of each file."),
-    ] = None,
+    limit: Rows = None,
     output: Output = None,
 ) -> None:
     """Run the [evaluate] section of a recipe, or measure a model with evaluators."""

@@ -17,6 +17,7 @@ from tether.cli.options import (
     Names,
     Options,
     Round,
+    Rows,
     StoreArgument,
     as_options,
     columns_of,
@@ -134,10 +135,7 @@ def import_into(
     ] = "auto",
     cases: CaseOptions,
     source: SourceOptions,
-    limit: Annotated[
-        int | None,
-        typer.Option(min=1, help="Read only this many rows of each file."),
-    ] = None,
+    limit: Rows = None,
     strict: Annotated[
         bool,
         typer.Option("--strict", help="Exit with code 2 if a row was left out."),

@@ -103,6 +103,10 @@ Host = Annotated[
         "127.0.0.1, other machines can reach the server.",
     ),
 ]
+TrustedHost = Annotated[
+    str,
+    typer.Option(help="Address to listen on, in a trusted network only."),
+]
 Port = Annotated[
     int,
     typer.Option(min=0, max=65535, help="Port to listen on; 0 means any free port."),
@@ -115,6 +119,7 @@ Columns = Annotated[
         "prompt=question,chosen=good,rejected=bad.",
     ),
 ]
+Rows = Annotated[int | None, typer.Option(min=1, help="Read only this many rows of each file.")]
 Pairs = Annotated[int | None, typer.Option(min=1, help="Read only this many pairs of each file.")]
 Output = Annotated[
     Path | None,

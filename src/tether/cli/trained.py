@@ -220,14 +220,8 @@ def engine(
         str,
         typer.Option(help="Folder or name of the base model. Runs send adapters for this model."),
     ],
-    host: Annotated[
-        str,
-        typer.Option(help="Address to listen on, in a trusted network only."),
-    ] = "127.0.0.1",
-    port: Annotated[
-        int,
-        typer.Option(min=0, max=65535, help="Port to listen on; 0 means any free port."),
-    ] = 8000,
+    host: options.TrustedHost = "127.0.0.1",
+    port: options.Port = 8000,
     dtype: Annotated[
         str,
         typer.Option(help="auto, float32 or bfloat16; must be the same as in the run."),
@@ -271,14 +265,8 @@ def rewards(
         str | None,
         typer.Argument(help="Stage of the recipe; default: the only stage that samples."),
     ] = None,
-    host: Annotated[
-        str,
-        typer.Option(help="Address to listen on, in a trusted network only."),
-    ] = "127.0.0.1",
-    port: Annotated[
-        int,
-        typer.Option(min=0, max=65535, help="Port to listen on; 0 means any free port."),
-    ] = 8100,
+    host: options.TrustedHost = "127.0.0.1",
+    port: options.Port = 8100,
 ) -> None:
     """Serve a stage's reward to runs with reward_servers.addresses. It runs the reward function
     that the recipe names.
