@@ -9,7 +9,7 @@ import re
 import pytest
 
 from benchmarks import references
-from tether.cli import journeys, prefs, trained
+from tether.cli import planning, prefs, trained
 from tether.core.types import Problem
 from tether.data.formats.registry import FORMATS, KINDS
 from tether.data.inspection import READ_BY
@@ -72,7 +72,7 @@ def test_the_page_of_commands_has_every_option_that_a_command_takes():
     """The options are counted where they are declared: in the signatures of the functions."""
     page = (references.DOCS / "reference" / "commands.md").read_text(encoding="utf-8")
     sections = dict(re.findall(r"^### (tether [^\n]+)\n(.*?)(?=^#|\Z)", page, re.M | re.S))
-    functions = {"tether plan": journeys.plan, "tether chat": trained.chat, **PREFS}
+    functions = {"tether plan": planning.plan, "tether chat": trained.chat, **PREFS}
     for name, function in functions.items():
         rows = re.findall(r"^\| `", sections[name], re.M)
         assert len(rows) == len(inspect.signature(function).parameters), name

@@ -17,6 +17,7 @@ from tether.cli import (
     journeys,
     judge,
     labs,
+    planning,
     prefs,
     recipes,
     trained,
@@ -139,7 +140,7 @@ for method, (section, key, value) in METHODS.items():
 for name, command in (
     ("quickstart", journeys.quickstart), ("export", trained.export_result), ("prove", examine.prove_recipe),
     ("engine", trained.engine), ("rewards", trained.rewards),
-    ("run", journeys.run), ("sweep", journeys.sweep), ("resume", journeys.resume), ("plan", journeys.plan),
+    ("run", journeys.run), ("sweep", journeys.sweep), ("resume", journeys.resume), ("plan", planning.plan),
     ("generate", trained.generate), ("chat", trained.chat), ("report", examine.report), ("doctor", examine.doctor),
     ("info", examine.info), ("reward-bench", examine.reward_bench), ("sycophancy", examine.sycophancy),
     ("judge", judge.judge_pairs), ("constitution", judge.constitution),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,9 +28,6 @@ from tether.terminal.tables import point_to, show_table
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tether.planning.phases import Phase, StagePlan
-    from tether.planning.plan import Plan
-    from tether.planning.speeds import RowSizes
     from tether.settings.recipe import BaseRecipe
 
 ARMS = {
@@ -198,7 +195,7 @@ def _run(
         from tether.runner.run import check_all
 
         check_all(config, chosen)
-        _show_jobs(Terminal(), config, chosen)
+        show_jobs(Terminal(), config, chosen)
         return
     if config.on in ("local", "ray"):
         _stages(config, chosen, began, [recipe, *overrides], at_once)
@@ -211,7 +208,7 @@ def _run(
     raise typer.Exit(submit(config.on, run, ranks, device, command))
 
 
-def _show_jobs(console: Console, config: BaseRecipe, chosen: Sequence[str] | None = None) -> None:
+def show_jobs(console: Console, config: BaseRecipe, chosen: Sequence[str] | None = None) -> None:
     """Print the jobs of a recipe and their parts, in the order in which they end."""
     from tether.runner.jobs import combination_folder, expand, job_row, with_parts
 
@@ -279,7 +276,7 @@ def _stages(
     if not set(chosen) & set(left):
         point_to(console, f"{root}", FINISHED)
     elif config.sweep is not None:
-        _show_jobs(console, config, chosen)
+        show_jobs(console, config, chosen)
         console.print("The times below are for one combination.", highlight=False)
     try:
         with bars(console, names=config.titles) as announce:
@@ -347,134 +344,3 @@ def resume(
         if idle := idle_override(config.sweep or {}, given):
             raise ConfigError(idle)
     _stages(config, started["stages"], began)
-
-
-def plan(
-    recipe: RecipeArgument,
-    overrides: Overrides = None,
-    gpu_memory: Annotated[
-        float | None,
-        typer.Option(
-            "--gpu-memory",
-            min=1,
-            help="Memory of the GPU in GB; default: the memory of its model.",
-        ),
-    ] = None,
-    gpu: Annotated[
-        str | None,
-        typer.Option(help="Plan for a GPU: a100, h100, l40s, rtx4090 ...; default: this machine."),
-    ] = None,
-    shape: Annotated[
-        str | None,
-        typer.Option(
-            help="Plan for another model: a well-known shape such as llama-2-7b, or a config.json.",
-        ),
-    ] = None,
-    prompt_tokens: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Length of the prompts in tokens; default: the lengths in the data.",
-        ),
-    ] = None,
-) -> None:
-    """Estimate the memory and time of a recipe. If the recipe does not fit, list changes that help
-    (exit code 1).
-    """
-    with starting():
-        from tether.build.data.sources import check_sources
-        from tether.planning import devices
-        from tether.planning import plan as planner
-        from tether.planning.sizes import row_sizes
-        from tether.runner.by_device import sized
-        from tether.runner.run import check_all
-        from tether.settings.recipe import read_recipe
-
-        config = read_recipe(recipe, overrides or ())
-        check_sources(config)
-        if (gpu or gpu_memory or shape) is None and config.on == "local":
-            check_all(config, config.stages, folders=False)
-    console = Terminal()
-    _show_jobs(console, config)
-    device = (
-        devices.machine_for(config.model.device)
-        if gpu_memory is None and gpu is None
-        else devices.gpu(gpu_memory, gpu)
-    )
-    sizes = row_sizes(config, config.stages, prompt_tokens)
-    usual = prompt_tokens or 128
-    if device.gpu:
-        config = sized(config, config.stages, device, sizes, shape=shape, prompt_tokens=usual)
-    made = planner.plan(config, device, shape=shape, prompt_tokens=usual, sizes=sizes)
-    _show_plan(console, config, made, sizes)
-    _print_verdict(console, made)
-    if not made.fits:
-        raise SystemExit(1)
-
-
-def _show_plan(
-    console: Console,
-    config: BaseRecipe,
-    made: Plan,
-    sizes: Mapping[str, RowSizes],
-) -> None:
-    """Show memory and seconds of each phase, and the time of the whole recipe."""
-    from tether.methods.overlaps import overlap_of
-    from tether.planning import devices
-    from tether.planning.price import CLOSING, costs
-    from tether.planning.shares import Price, budget_lines
-
-    device = made.device
-    unit, word = (1e9, "billion") if made.parameters >= 1e8 else (1e6, "million")
-    title = f"{made.parameters / unit:,.2f} {word} parameters on {device.name}"
-    rows = [_phase_row(stage, phase) for stage in made.stages for phase in stage.phases]
-    show_table(
-        console,
-        title,
-        rows,
-        ("stage", "learning\nrate", "phase", "GB", "most of it", "s/update"),
-    )
-    price = Price(costs(config, made, sizes), CLOSING * device.dispatch)
-    for line in (*price.lines(), *budget_lines(config, price)):
-        console.print(line, highlight=False, markup=False)
-    if shared := overlap_of(config):
-        console.print(shared, highlight=False, markup=False)
-    if device.gpu:
-        shares = (
-            f"{devices.EFFICIENCY} of the peak speed and {devices.DECODING_EFFICIENCY} "
-            "of the bandwidth in the data sheet"
-        )
-        console.print(
-            f"Times on a GPU are estimates. They assume {shares}, and the host of an H100.",
-            highlight=False,
-        )
-
-
-def _phase_row(stage: StagePlan, phase: Phase) -> tuple[str, ...]:
-    """The cells of a phase in the table of a plan."""
-    shares = ((size, name) for name, size in phase.bytes.items() if size >= 5e6)
-    largest = sorted(shares, reverse=True)[:2]
-    return (
-        stage.name,
-        "" if stage.learning_rate is None else f"{stage.learning_rate:g}",
-        "log-probs" if phase.name == "evaluate" else phase.name,
-        f"{phase.total / 1e9:.2f}{' peak' if phase.total == stage.peak else ''}",
-        ", ".join(f"{name} {size / 1e9:.2f}" for size, name in largest),
-        f"{phase.seconds:,.2g}" if phase.seconds < 10 else f"{phase.seconds:,.0f}",
-    )
-
-
-def _print_verdict(console: Console, made: Plan) -> None:
-    """Print that the plan fits the device's memory, or the changes that would help."""
-    memory = made.device.memory
-    if made.fits:
-        console.print(f"The recipe fits: {made.peak / 1e9:.1f} GB of {memory / 1e9:.0f}.")
-        return
-    console.print(
-        f"The recipe does not fit: {made.peak / 1e9:.1f} GB are needed, "
-        f"{memory / 1e9:.0f} are available. Each of these "
-        "changes lowers the peak:",
-    )
-    for change, peak in made.advice:
-        verdict = "fits" if peak <= memory else "not enough by itself"
-        console.print(f"  {change}: {peak / 1e9:.1f} GB, {verdict}", markup=False, highlight=False)
