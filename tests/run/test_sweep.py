@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from tether.cli import app
 from tether.core.errors import ConfigError
 from tether.core.rundir import read_json
-from tether.report.narrative import proxy_gain
+from tether.report.gains import proxy_gain
 from tether.report.numbers import signed
 from tether.report.reading import read_sub_run
 from tether.runner.jobs import expand, sweep_table
