@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 from sqlalchemy import select
-from tests.annotation.conftest import people
+from tests.annotation.conftest import filled, people
 from tests.annotation.test_work import check
 
 from tether.annotation.exchange import Case, cases, comparisons, gold_answers, votes, workload
@@ -440,6 +440,48 @@ def test_an_import_beside_people_at_work_keeps_every_place(store):
     work.judge(held.assignment, ada, Opinion("first"))
     check(store)
     assert store.counts()["tasks_done"] == 6
+
+
+def test_a_person_who_let_a_pair_go_back_unjudged_brings_a_judgment_of_it(store, clock):
+    filled(store, prompts=1, answers=2, needed=2)
+    ada, bob = people(store, 2)
+    held = Work(store).next(ada)
+    answers = [Answer(held.prompt, side) for side in (held.first, held.second)]
+    brought = Case(*answers, (Opinion("first", annotator="annotator 0", at=7.0, left="second"),))
+    on_screen = import_cases(store, [brought])
+    assert (on_screen["judgments"], on_screen["repeated"], on_screen["held"]) == (0, 0, 1)
+    clock.now += 4000
+    found = import_cases(store, [brought])
+    assert (found["judgments"], found["repeated"], found["held"]) == (1, 0, 0)
+    check(store)
+    assert Work(store).next(bob).task == held.task and Work(store).next(ada) is None
+    (case,) = cases(store, states=("open",), names=True)
+    assert [(o.annotator, o.choice, o.at, o.left) for o in case.opinions] == [
+        ("annotator 0", "first", 7.0, "second"),
+    ]
+    again = import_cases(store, [brought])
+    assert (again["judgments"], again["repeated"], again["held"]) == (0, 1, 0)
+
+
+@pytest.mark.parametrize("how", ["skip", "flag", "undo"])
+def test_a_pair_that_a_person_gave_up_or_took_back_gets_no_judgment_of_theirs(store, clock, how):
+    filled(store, prompts=1, answers=2, needed=2)
+    (ada,) = people(store, 1)
+    work = Work(store)
+    held = work.next(ada)
+    if how == "undo":
+        work.judge(held.assignment, ada, Opinion("first"))
+        work.undo(ada)
+        clock.now += 4000
+    elif how == "flag":
+        work.flag(held.assignment, ada, "odd")
+    else:
+        work.skip(held.assignment, ada)
+    answers = [Answer(held.prompt, side) for side in (held.first, held.second)]
+    found = import_cases(store, [Case(*answers, (Opinion("first", annotator="annotator 0"),))])
+    assert (found["judgments"], found["repeated"], found["held"]) == (0, 0, 1)
+    check(store)
+    assert list(votes(store)) == []
 
 
 def test_values_that_json_lacks_become_texts_or_null():

@@ -397,6 +397,38 @@ def test_rankings_that_do_not_order_the_answers_are_refused(tmp_path):
     assert [len(opinions) for *_, opinions in said(lines(tmp_path / "b.jsonl", part))] == [1, 0, 0]
 
 
+def five(number, *texts):
+    """A task that ranks these five answers, the first one best."""
+    items = [{"id": f"m{place}", "body": text} for place, text in enumerate(texts)]
+    order = ranking([f"m{place}" for place in range(5)])
+    data = {"subject": "why?", "prompt": f"q{number}", "items": items}
+    return task(annotation(1, ADA, order), data=data, number=number)
+
+
+def test_two_equal_answers_cost_a_ranking_their_pair_alone(tmp_path):
+    bad = Quarantine()
+    rows = said(lines(tmp_path / "a.jsonl", [five(1, *"abcce")]), quarantine=bad)
+    assert bad.reasons == {"equal responses": 1}
+    better = [opinions["ada@example.org"] for _, _, opinions in rows]
+    assert sorted(better) == [*"aaaabbbcc"]
+    bad, empty = Quarantine(), five(1, "a", "", "c", "", "e")
+    rows = said(lines(tmp_path / "b.jsonl", [empty]), quarantine=bad)
+    assert len(rows) == 3 and bad.reasons == {"missing text": 1}
+
+
+def test_a_limit_counts_rankings_and_named_fields_make_a_pair_of_them(tmp_path):
+    path = lines(tmp_path / "a.jsonl", [five(1, *"abcde"), five(2, *"abcde")])
+    assert [case.first.prompt for case in read_cases(path, limit=1)] == [(user("q1"),)] * 10
+    with pytest.raises(DataError, match="missing text: the task has nothing in m0"):
+        list(read_cases(path, fields=("subject", "m0", "m1")))
+    data = {"subject": "why?", "good": "because", "bad": "so", "items": ITEMS}
+    (case,) = read_cases(
+        lines(tmp_path / "b.jsonl", [task(data=data)]),
+        fields=("subject", "good", "bad"),
+    )
+    assert case.first.prompt == (user("why?"),) and case.first.response == (assistant("because"),)
+
+
 # --- Argilla
 # ------------------------------------------------------------------------------------------------------------------
 

@@ -150,6 +150,22 @@ def test_rows_that_cannot_be_used_are_told_and_strict_says_so_by_its_exit(call, 
     assert call("import", "p.db", "bad.jsonl", "--strict")[0] == 2
 
 
+def test_an_import_says_which_of_a_persons_judgments_counts(call, tmp_path):
+    rows = [
+        {
+            "fields": {"prompt": "q", "response1": "x", "response2": "y"},
+            "responses": {"preference": [{"value": choice, "user_id": "u", "status": "submitted"}]},
+        }
+        for choice in ("response1", "response2")
+    ]
+    (tmp_path / "records.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, out, _ = call("import", "p.db", "records.jsonl")
+    assert code == 0 and "latest one of a pair counts, without times the first" in out
+    assert call("export", "p.db", "out.jsonl")[0] == 0
+    (label,) = read(tmp_path / "out.jsonl", Comparison)
+    assert label.chosen[0].content == "x"
+
+
 def test_as_a_program_of_its_own(tmp_path):
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     done = tether("prefs", "import", "p.db", "pairs.jsonl", cwd=tmp_path)

@@ -22,11 +22,11 @@ from sqlmodel import Session
 
 from tether.annotation.bridges import BRIDGES
 from tether.annotation.exchange import Case, turned
-from tether.annotation.queries import LIVE, recount
+from tether.annotation.queries import recount
 from tether.annotation.store import PART, Store, StoreError
 from tether.annotation.tables import AnnotatorRow, AssignmentRow, JudgmentRow, TaskRow
 from tether.annotation.task_json import case_of, has_votes, json_safe, read_case
-from tether.annotation.work import judgment_row
+from tether.annotation.work import free_late, judgment_row
 from tether.core.digest import digest
 from tether.core.errors import DataError
 from tether.core.types import Comparison
@@ -77,10 +77,11 @@ def read_cases(
     Args:
         format: `label-studio`, `argilla`, a format of `tether.data`, or `auto`.
         fields: of a task of Label Studio or Argilla, the names of the prompt and of the two
-            answers, where they are unusual.
+            answers, where they are unusual. Such a task is read as a pair.
         labels: the file's own label counts as the judgment of an annotator of this name.
         gold: the file's own label is the known choice of a gold question.
-        limit: the number of rows of each file to read.
+        limit: the number of rows of each file to read. In a format of `tether.data`, the number
+            of comparisons.
         columns: names of a format for a file's own columns, as in `data.sources.read`.
 
     Raises:
@@ -121,7 +122,7 @@ def read_cases(
                 if bridge
                 else partial(read_case, labels=labels, gold=gold)
             )
-            yield from islice(read_rows(file, one, quarantine), limit)
+            yield from read_rows(file, one, quarantine, limit)
         else:
             rows = read(
                 file,
@@ -147,9 +148,10 @@ def import_cases(
     `tasks`, `judgments`.
 
     `repeated` are judgments by people who judged the pair before, or again: by its time the last
-    one counts. `replaced` are those in the store that later ones have replaced. Of earlier pairs,
-    `widened` now go to more people. `not_gold` had judgments already, so they did not become gold
-    questions.
+    one counts, and without times the first. `replaced` are those in the store that later ones have
+    replaced. `held` are judgments of pairs that the person has on the screen, skipped, flagged or
+    took back: these are not kept. Of earlier pairs, `widened` now go to more people. `not_gold` had
+    judgments already, so they did not become gold questions.
 
     Judgments become those of annotators of these names, who cannot enter until they are invited. A
     pair with judgments goes to further people only if `ask` wants more. A pair without goes to
@@ -201,7 +203,7 @@ def import_cases(
             )
             counts = _keep(session, tasked, store.clock())
         given = sum(len(case.opinions) + case.replaced for case in part)
-        total.update(counts, repeated=given - counts["judgments"])
+        total.update(counts, repeated=given - counts["judgments"] - counts["held"])
     return total
 
 
@@ -246,6 +248,7 @@ def _keep(session: Session, tasked: Sequence[tuple[TaskRow, Case]], now: float) 
     """Keep the judgments that are new, and those that are later than one by the same person;
     returns their numbers.
     """
+    free_late(session, now)
     people = _people(
         session,
         {opinion.annotator: opinion.role for _, case in tasked for opinion in case.opinions},
@@ -259,47 +262,48 @@ def _keep(session: Session, tasked: Sequence[tuple[TaskRow, Case]], now: float) 
                 last[key] = (task, opinion)
     given = select(AssignmentRow).where(AssignmentRow.task_id.in_({task for task, _ in last}))
     leases = {(lease.task_id, lease.annotator_id): lease for lease in session.scalars(given)}
+    before = session.scalars(
+        select(JudgmentRow).where(
+            JudgmentRow.assignment_id.in_([lease.id for lease in leases.values()]),
+        ),
+    ).all()
+    ever_judged = {row.assignment_id for row in before}
+    judged = {(row.task_id, row.annotator_id): row for row in before if row.withdrawn is None}
     fresh: list[tuple[AssignmentRow, Opinion]] = []
+    held = 0
     for key, (task, opinion) in last.items():
-        if key not in leases:
-            # so that of a person's two judgments of a pair one is the later
-            at = opinion.at or now + len(fresh) * 1e-6
-            counted = task.known is None and opinion.role == "annotator"
-            lease = AssignmentRow(
-                task_id=key[0],
-                annotator_id=key[1],
-                state="judged",
-                left=opinion.left or "",
-                counted=counted,
-                role=opinion.role,
-                begun=at,
-                expires=at,
-            )
-            fresh.append((lease, opinion))
+        lease = leases.get(key)
+        if lease and (lease.state != "expired" or lease.id in ever_judged):
+            held += key not in judged
+            continue
+        lease = lease or AssignmentRow(task_id=key[0], annotator_id=key[1])
+        # so that of a person's two judgments of a pair one is the later
+        lease.begun = lease.expires = opinion.at or now + len(fresh) * 1e-6
+        lease.counted = task.known is None and opinion.role == "annotator"
+        lease.role = opinion.role
+        lease.left = opinion.left or ""
+        lease.state = "judged"
+        fresh.append((lease, opinion))
     session.add_all(lease for lease, _ in fresh)
     session.flush()
     session.add_all(judgment_row(lease, opinion, lease.begun) for lease, opinion in fresh)
     changed = {lease.task_id: last[lease.task_id, lease.annotator_id][0] for lease, _ in fresh}
-    later = _later(session, last, leases, now)
+    later = _later(session, last, leases, judged, now)
     for task in [*changed.values(), *(task for task in later if task.id not in changed)]:
         recount(session, task)
-    return Counter(judgments=len(fresh) + len(later), replaced=len(later))
+    return Counter(judgments=len(fresh) + len(later), replaced=len(later), held=held)
 
 
 def _later(
     session: Session,
     last: Mapping[tuple[int, int], tuple[TaskRow, Opinion]],
     leases: Mapping[tuple[int, int], AssignmentRow],
+    judged: Mapping[tuple[int, int], JudgmentRow],
     now: float,
 ) -> list[TaskRow]:
     """Put later judgments in place of earlier ones by the same people; returns their tasks.
     Decisions of experts stay.
     """
-    before = select(JudgmentRow).where(
-        LIVE,
-        JudgmentRow.assignment_id.in_([lease.id for lease in leases.values()]),
-    )
-    judged = {(row.task_id, row.annotator_id): row for row in session.scalars(before)}
     later: list[TaskRow] = []
     for key, (task, opinion) in last.items():
         row = judged.get(key)

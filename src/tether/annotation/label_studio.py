@@ -94,7 +94,7 @@ def _read_task(row: Facts, fields: Sequence[str] = ()) -> Iterable[DataError | C
         task_json.Judged(_person(annotation), annotation, _is_withdrawn(annotation))
         for annotation in annotations
     ]
-    if not isinstance(data.get("tether"), Mapping) and (
+    if not (fields or isinstance(data.get("tether"), Mapping)) and (
         ranked := _ranked_answers(data, annotations)
     ):
         return _rankings(data, ranked, judged, details)
@@ -307,7 +307,7 @@ def _rankings(
     details: Json,
 ) -> Iterator[DataError | Case]:
     """A case for each pair of the ranked answers, with the rankings' verdicts on it;
-    https://labelstud.io/tags/ranker.
+    https://labelstud.io/tags/ranker. Of pairs that are no case, one reason of each kind.
 
     Raises:
         DataError: the prompt is not found, or of several rankings none can be read.
@@ -323,11 +323,16 @@ def _rankings(
     if prompt is None:
         raise DataError(f"unknown fields: a prompt is looked for among {', '.join(data):.200}")
     rest = {name: value for name, value in data.items() if name != column}
+    problems: dict[str, DataError] = {}
     for pair in combinations(answers, 2):
-        case = task_json.foreign_case(
-            {**rest, **{name: answers[name] for name in pair}},
-            (prompt, *pair),
-        )
+        try:
+            case = task_json.foreign_case(
+                {**rest, **{name: answers[name] for name in pair}},
+                (prompt, *pair),
+            )
+        except DataError as error:
+            problems.setdefault(str(error).partition(": ")[0], error)
+            continue
         of_pair = [
             one for one in judged if one.withdrawn or {*pair} <= _ranked_ids(one.said, {*pair})
         ]
@@ -335,6 +340,7 @@ def _rankings(
             {"id": f"{details['id']}:{'-'.join(pair)}"} if details and len(answers) > 2 else details
         )
         yield from task_json.judged_case((case,), of_pair, partial(_of_ranking, pair=pair), name)
+    yield from problems.values()
 
 
 def _ranked_ids(annotation: Facts, pair: set[str]) -> set[str]:

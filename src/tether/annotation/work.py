@@ -118,7 +118,7 @@ class Work:
         """
         now = self.store.clock()
         with self.store.transaction() as session:
-            _release(session, now)
+            free_late(session, now)
             person = session.get(AnnotatorRow, annotator)
             if person is None or person.disabled:
                 raise StoreError("this annotator is not known here, or was locked out")
@@ -217,7 +217,7 @@ class Work:
         """
         now = self.store.clock()
         with self.store.transaction() as session:
-            _release(session, now)
+            free_late(session, now)
             last = session.scalar(_LAST.where(LIVE, JudgmentRow.annotator_id == annotator))
             if last is None:
                 return None
@@ -331,7 +331,7 @@ def _take(session: Session, row: AssignmentRow, task: TaskRow, person: Annotator
     session.flush()
 
 
-def _release(session: Session, now: float) -> None:
+def free_late(session: Session, now: float) -> None:
     """Take back what was lent for too long."""
     free(session, session.scalars(_LATE, {"now": now}).all(), "expired")
 

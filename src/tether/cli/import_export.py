@@ -36,8 +36,8 @@ IMPORTED = {
     "rows": "rows", "answers": "new answers", "tasks": "new tasks", "judgments": "new judgments",
     "widened": "earlier pairs that more people judge now",
     "not_gold": "earlier pairs with judgments, which did not become gold questions",
-    "repeated": "repeated judgments of one pair by one person, of which the latest "
-        "counts",
+    "repeated": "repeated judgments: a person's latest one of a pair counts, without times the first",
+    "held": "judgments of pairs on the person's screen, skipped, flagged or taken back: not kept",
     "replaced": "judgments in the store that later judgments of the same person replaced",
 }  # fmt: skip
 """Counts that an import reports if they are above 0."""
