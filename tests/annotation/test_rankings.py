@@ -78,6 +78,19 @@ def test_pairs_that_people_do_not_agree_on_go_to_the_experts_and_come_back_settl
     assert escalate(judged, 1.0) == 0
 
 
+def test_an_escalated_pair_waits_for_an_expert_although_people_judge_it_again(judged):
+    assert escalate(judged, 0.67) == 3
+    work, last = Work(judged), judged.counts()["annotators"]
+    for choice in ("tie", "second"):  # the majority of the fourth pair stays what it was
+        held = work.undo(last)
+        work.judge(held.assignment, last, Opinion(choice))
+        assert held.task == 4 and judged.counts()["tasks_expert"] == 3
+    (eve,) = people(judged, 1, "expert")
+    for _ in range(3):
+        work.judge(work.next(eve).assignment, eve, Opinion("first"))
+    assert judged.counts()["tasks_settled"] == 3 and judged.counts()["tasks_expert"] == 0
+
+
 def test_answers_and_models_are_ordered_by_the_penalised_likelihood(tmp_path):
     """Against the likelihood itself, maximised by another program: each answer has a tie with an
     imaginary one.

@@ -13,6 +13,7 @@ from sqlmodel import select
 from tests.annotation.conftest import filled, people
 
 from tether.annotation.exchange import comparisons, gold_answers, votes, workload
+from tether.annotation.server.figures import Overview
 from tether.annotation.store import Store, StoreError
 from tether.annotation.tables import AssignmentRow, JudgmentRow, TaskRow
 from tether.annotation.work import Work
@@ -348,6 +349,36 @@ def test_what_everybody_skipped_or_judged_is_told_and_gold_is_counted_apart(stor
     assert store.counts()["gold_questions"] == 1
     store.invite("a third")
     assert store.counts()["tasks_that_nobody_can_take"] == 0
+
+
+def test_pairs_that_want_more_people_than_there_are_count_as_pairs_that_nobody_can_take(store):
+    filled(store, prompts=2, answers=2, needed=3)
+    ada, bob = people(store, 2)
+    work = Work(store, gold_every=0)
+    assert store.counts()["tasks_that_nobody_can_take"] == 0
+    for person in (ada, bob, ada):
+        work.judge(work.next(person).assignment, person, Opinion("first"))
+    assert store.counts()["tasks_that_nobody_can_take"] == 1
+    work.judge(work.next(bob).assignment, bob, Opinion("first"))
+    assert work.next(ada) is None and work.next(bob) is None
+    assert store.counts()["tasks_that_nobody_can_take"] == store.counts()["tasks_open"] == 2
+    store.invite("a third")
+    assert store.counts()["tasks_that_nobody_can_take"] == 0
+
+
+def test_a_flag_leaves_the_votes_on_a_gold_question_out_of_the_agreement(store):
+    filled(store, prompts=1, answers=2, known="first")
+    ada, bob, cy = people(store, 3)
+    work = Work(store, gold_every=1)
+    for person in (ada, bob):
+        work.judge(work.next(person).assignment, person, Opinion("first"))
+    before = [(str(one.agrees), str(one.gold)) for one in workload(store)]
+    assert before == [("–", "100% of 1"), ("–", "100% of 1"), ("–", "–")]
+    work.flag(work.next(cy).assignment, cy, "both are right")
+    assert [(str(one.agrees), str(one.gold)) for one in workload(store)] == [("–", "–")] * 3
+    overview = Overview(store)
+    assert overview.raw.num_items == 0 and overview.raw.value is None
+    assert [str(one.agrees) for one in overview.people] == ["–"] * 3
 
 
 def test_an_expert_may_overrule_a_gold_question(store):

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import KW_ONLY, dataclass, field, replace
 from statistics import median
 from typing import Literal, TypedDict, Unpack, get_args
+
+from sqlalchemy import select
 
 from tether.annotation.queries import JUDGED, TASKS
 from tether.annotation.store import ORIGIN, Answer, Store, answer_of
@@ -373,6 +375,13 @@ def gold_answers(store: Store) -> dict[str, str]:
     return {case.item: case.settled.choice if case.settled else str(case.known) for case in golden}
 
 
+def gold_items(store: Store) -> set[str]:
+    """The items of all gold questions, those that were flagged included."""
+    golden = select(TaskRow.prompt_id, TaskRow.pair).where(TaskRow.known.is_not(None))
+    with store.reading() as session:
+        return {f"{prompt}/{pair}" for prompt, pair in session.execute(golden)}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
     """The work of one person; `seconds` is the median of what a judgment took, where that is known.
@@ -398,6 +407,7 @@ def workload(store: Store) -> list[Worker]:
         store.annotators(),
         list(votes(store, names=True, gold=True, experts=True)),
         gold_answers(store),
+        gold_items(store),
     )
 
 
@@ -405,18 +415,19 @@ def workers(
     people: Iterable[AnnotatorRow],
     cast: Sequence[Vote],
     gold: Mapping[str, str],
+    golden: Set[str],
 ) -> list[Worker]:
-    """Everybody, from all votes, by name, and the known answers."""
+    """Everybody, from all votes, by name, the known answers, and the items of gold questions."""
     by_person = defaultdict(list)
     verdicts = defaultdict(Counter)
     for vote in cast:
         by_person[vote.annotator].append(vote)
-        if vote.item not in gold and not vote.expert:
+        if vote.item not in golden and not vote.expert:
             verdicts[vote.item][vote.verdict] += 1
 
     def worker(person: AnnotatorRow) -> Worker:
         own = by_person[person.name]
-        compared = [vote for vote in own if not vote.expert and vote.item not in gold]
+        compared = [vote for vote in own if not vote.expert and vote.item not in golden]
         same = sum(verdicts[vote.item][vote.verdict] - 1 for vote in compared)
         return Worker(
             name=person.name,

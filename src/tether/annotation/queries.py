@@ -37,6 +37,8 @@ from tether.labels.votes import more_than_half
 
 _FIRST = aliased(ResponseRow)
 _SECOND = aliased(ResponseRow)
+ESCALATED = "escalated"
+"""The detail of a task that was sent to the experts: there it stays until one decides."""
 LIVE = JudgmentRow.withdrawn.is_(None)
 OPEN = FlagRow.resolved.is_(None)
 TASKS = select(TaskRow, PromptRow, _FIRST, _SECOND).select_from(TaskRow).join(PromptRow)
@@ -64,7 +66,7 @@ ANYBODY = bindparam("annotator")
 MINE = AssignmentRow.annotator_id == ANYBODY
 HELD = select(AssignmentRow).where(MINE, text(Where.LEASED))
 """The task on the annotator's screen."""
-_PLACES = (
+_SEATS = (
     select(AssignmentRow.role, AssignmentRow.counted, JudgmentRow.choice)
     .outerjoin(JudgmentRow, and_(JudgmentRow.assignment_id == AssignmentRow.id, LIVE))
     .where(
@@ -91,11 +93,14 @@ def states(session: Session, *only: object) -> dict[str, int]:
 
 def counts(session: Session) -> dict[str, int]:
     """Everything that is counted of a store: see `Store.counts`."""
-    skipped = exists().where(AssignmentRow.task_id == TaskRow.id, AssignmentRow.state == "skipped")
+    had = exists().where(
+        AssignmentRow.task_id == TaskRow.id,
+        AssignmentRow.state.in_(("judged", "skipped")),
+    )
     able = exists().where(
         AnnotatorRow.role == "annotator",
         AnnotatorRow.disabled.is_(False),
-        ~had_by(AnnotatorRow.id),
+        ~was_given(AnnotatorRow.id),
     )
     ours = TaskRow.known.is_(None)
     places = select(func.sum(TaskRow.needed - TaskRow.judged)).where(TaskRow.state == "open", ours)
@@ -108,7 +113,7 @@ def counts(session: Session) -> dict[str, int]:
             session,
             TaskRow,
             text(Where.WANTED),
-            skipped,
+            had,
             ~able.correlate(TaskRow),
         ),
         "gold_questions": count(session, TaskRow, ~ours),
@@ -120,7 +125,7 @@ def counts(session: Session) -> dict[str, int]:
     }
 
 
-def had_by(annotator: object = ANYBODY) -> Exists:
+def was_given(annotator: object = ANYBODY) -> Exists:
     """A condition: the annotator was given the two answers of a task, in any round; leases that ran
     out do not count.
 
@@ -137,7 +142,7 @@ def had_by(annotator: object = ANYBODY) -> Exists:
 
 def offered(role: str, annotator: object = ANYBODY) -> tuple[TextClause, ColumnElement[bool]]:
     """The conditions on a task that a person of this role may get still."""
-    return text(Where.WANTED if role == "annotator" else Where.DISPUTED), ~had_by(annotator)
+    return text(Where.WANTED if role == "annotator" else Where.DISPUTED), ~was_given(annotator)
 
 
 def recount(session: Session, task: TaskRow) -> None:
@@ -145,7 +150,7 @@ def recount(session: Session, task: TaskRow) -> None:
     flags.
     """
     session.flush()
-    places = session.execute(_PLACES, {"task": task.id}).all()
+    places = session.execute(_SEATS, {"task": task.id}).all()
     judged = [(role, choice) for role, _, choice in places if choice]
     task.judged = sum(role == "annotator" for role, _ in judged)
     task.taken = sum(counted for _, counted, _ in places)
@@ -155,7 +160,9 @@ def recount(session: Session, task: TaskRow) -> None:
         return  # a flag makes its task wait for an expert at once, so that no other task has one
     elif task.known is None:
         task.needed = max(task.needed, task.taken)
-        agreed = more_than_half([choice for _, choice in judged])
+        agreed = not task.details.get(ESCALATED) and more_than_half(
+            [choice for _, choice in judged]
+        )
         task.state = "open" if task.judged < task.needed else "done" if agreed else "expert"
 
 

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
 from statistics import fmean
 
-from sqlalchemy import select, update
+from sqlalchemy import select
 
 from tether.annotation.exchange import How, labelled, votes
+from tether.annotation.queries import ESCALATED
 from tether.annotation.store import Store
 from tether.annotation.tables import PromptRow, ResponseRow, TaskRow
 from tether.core.types import Json
@@ -22,7 +23,7 @@ from tether.labels.votes import FLIPPED, latest_votes
 
 def escalate(store: Store, below: float, how: How = "soft", *, round: str | None = None) -> int:
     """Send judged pairs whose label has less than this behind it (`exchange.sureness`) to the
-    experts; returns how many.
+    experts, where they stay until one decides; returns how many.
     """
     unsure = [
         (case.pair, case.round)
@@ -33,7 +34,10 @@ def escalate(store: Store, below: float, how: How = "soft", *, round: str | None
     with store.transaction() as session:
         for pair, batch in unsure:
             done = (TaskRow.pair == pair, TaskRow.round == batch, TaskRow.state == "done")
-            sent += session.execute(update(TaskRow).where(*done).values(state="expert")).rowcount
+            for task in session.scalars(select(TaskRow).where(*done)):
+                task.state = "expert"
+                task.details = {**task.details, ESCALATED: True}
+                sent += 1
     return sent
 
 

@@ -86,7 +86,7 @@ class ResponseRow(_Table, table=True):
 
 class TaskRow(_Numbered, table=True):
     """Two answers to compare. `taken` counts live judgments and leases: never more than
-    `needed`.
+    `needed`, which `recount` raises where more judgments were imported.
     """
 
     __table_args__ = (

@@ -21,9 +21,9 @@ from tether.annotation.queries import (
     OPEN,
     TASKS,
     free,
-    had_by,
     offered,
     recount,
+    was_given,
 )
 from tether.annotation.store import Store, StoreError
 from tether.annotation.tables import (
@@ -55,7 +55,7 @@ _WANTED = _ORDERED.where(*offered("annotator"))
 _DISPUTED = _ORDERED.where(*offered("expert"), _FREE)  # no expert sees what another one holds
 _GOLD = (
     select(TaskRow)
-    .where(text(Where.GOLD), TaskRow.state == "open", ~had_by())
+    .where(text(Where.GOLD), TaskRow.state == "open", ~was_given())
     .order_by(TaskRow.id)
     .limit(64)
 )

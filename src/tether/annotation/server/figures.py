@@ -15,7 +15,7 @@ from typing import Generic, NamedTuple, TypeVar
 from sqlalchemy import select, text
 from sqlmodel import Session
 
-from tether.annotation.exchange import gold_answers, votes, workers
+from tether.annotation.exchange import gold_answers, gold_items, votes, workers
 from tether.annotation.queries import HELD, LIVE, OPEN, count, offered
 from tether.annotation.store import DAY, Store
 from tether.annotation.tables import (
@@ -145,14 +145,14 @@ class Overview:
     def __init__(self, store: Store) -> None:
         self.at = store.clock()
         self.counts = store.counts()
-        gold = gold_answers(store)
+        gold, golden = gold_answers(store), gold_items(store)
         cast = list(votes(store, names=True, gold=True, experts=True))
-        compared = [vote for vote in cast if not vote.expert and vote.item not in gold]
+        compared = [vote for vote in cast if not vote.expert and vote.item not in golden]
         self.hours = _histogram(cast, self.at, HOUR, 24)
         self.days = _histogram(cast, self.at, DAY, 14)
         self.raw = raw_agreement(compared, coding="verdict")
         self.alpha = krippendorff_alpha(compared, coding="verdict")
-        self.people = workers(store.annotators(), cast, gold)
+        self.people = workers(store.annotators(), cast, gold, golden)
         self.suspects = suspicious((vote for vote in cast if not vote.expert), gold=gold)
 
 
