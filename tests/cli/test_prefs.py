@@ -123,7 +123,7 @@ def test_gold_questions_are_asked_and_known(call, tmp_path):
             ["export", "p.db", "x.jsonl", "--format", "xlsx"],
             "exported as jsonl, parquet, label-studio, argilla",
         ),
-        (["agree", "p.db"], "nobody has judged anything"),
+        (["agree", "p.db"], "nobody has judged any of these pairs"),
         (["ask", "p.db", "--strategy", "clever"], "strategy"),
         (["ask", "p.db", "--strategy", "ranking", "--per-prompt", "2"], "per_prompt has no effect"),
         (["invite", "p.db", "Ada", "--role", "king"], "annotator, expert, admin"),
@@ -141,6 +141,46 @@ def test_mistakes_are_one_clear_message(call, tmp_path, arguments, message):
     Store(tmp_path / "p.db").close()
     code, _, err = call(*arguments)
     assert code == 2 and message in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["export", "p.db", "x.jsonl"], ["agree", "p.db"], ["rank", "p.db"], ["escalate", "p.db", "1"]],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_round_that_does_not_exist_is_told_with_those_that_do(call, arguments):
+    call("import", "p.db", "pairs.jsonl", "--round", "May")
+    code, _, err = call(*arguments, "--round", "Mai")
+    assert code == 2 and "there is no round 'Mai'; there are: 'May'" in err
+    assert call(*arguments, "--round", "May")[0] == 0
+
+
+def test_an_empty_export_says_why(call):
+    call("import", "p.db", "pairs.jsonl")
+    call("import", "p.db", "answers.jsonl")
+    call("ask", "p.db", "--round", "new")
+    asked = ("export", "p.db", "x.jsonl", "--round", "new")
+    assert "no pair was judged by as many people as were asked (--unf" in call(*asked)[2]
+    assert call(*asked, "--unfinished")[2].rstrip(".").endswith("no pair was judged")
+    shared = call("export", "p.db", "x.jsonl", "--least", "0.4", "--round", "new")
+    assert "no judged pair has a label with this share (--least)" in shared[2]
+    for command in ("agree", "rank"):
+        assert (
+            "nobody has judged any of these pairs yet" in call(command, *asked[1:2], *asked[3:])[2]
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--address", "judge.example.org/x"], "such as https://judge.example.org"),
+        (["--role", "boss"], "annotator, expert, admin"),
+    ],
+)
+def test_an_invitation_that_is_refused_makes_no_store(call, tmp_path, options, message):
+    code, out, err = call("invite", "new.db", "Ada", *options)
+    assert (code, out) == (2, "") and message in err
+    assert not (tmp_path / "new.db").exists()
 
 
 def test_rows_that_cannot_be_used_are_told_and_strict_says_so_by_its_exit(call, tmp_path):

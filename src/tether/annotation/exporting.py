@@ -44,12 +44,13 @@ def export_labels(
 
     Raises:
         ConfigError: there is no such format, or no such way to a label.
-        StoreError: there is nothing to write; no file is made.
+        StoreError: there is no such round, or there is nothing to write; no file is made.
     """
     if target not in get_args(Target):
         raise ConfigError(
             f"comparisons are exported as {', '.join(get_args(Target))}, not as {target!r}",
         )
+    store.check_round(which.get("round"))
     cases = labelled(store, how, **which)
     bridge = BRIDGES.get(target)
     own = "" if which.get("names") else store.id  # whose numbers stand for people
@@ -62,8 +63,14 @@ def export_labels(
             else _json(rows, temporary, is_array=bool(bridge))
         )
         if not count:
-            fewer = "no pair was judged by as many people as were asked (--unfinished: by fewer)"
-            raise StoreError(f"there is nothing to export: {fewer}")
+            reason = (
+                "no judged pair has a label with this share (--least)"
+                if which.get("least")
+                else "no pair was judged"
+                if which.get("unfinished")
+                else "no pair was judged by as many people as were asked (--unfinished: by fewer)"
+            )
+            raise StoreError(f"there is nothing to export: {reason}")
     return count
 
 

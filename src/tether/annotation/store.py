@@ -223,10 +223,7 @@ class Store:
         Raises:
             StoreError: the name is empty or long, or there is no such role.
         """
-        if not 0 < len(name.strip()) <= 80:
-            raise StoreError("an annotator's name has 1 to 80 characters")
-        if role not in (None, *get_args(Role)):
-            raise StoreError(f"a role is one of {', '.join(get_args(Role))}, not {role!r}")
+        check_person(name, role)
         secret = secrets.token_urlsafe(32)
         now = self.clock()
         with self.transaction() as session:
@@ -342,10 +339,36 @@ class Store:
         with self.reading() as session:
             return counts(session)
 
+    def check_round(self, name: str | None) -> None:
+        """Refuse the name of a round that no task is in.
+
+        Raises:
+            StoreError: there is no such round.
+        """
+        if name is None:
+            return
+        with self.reading() as session:
+            rounds = session.scalars(select(TaskRow.round).distinct()).all()
+        if name not in rounds:
+            known = ", ".join(map(repr, sorted(rounds))) or "none"
+            raise StoreError(f"there is no round {name!r}; there are: {known}")
+
     def round(self, name: str) -> dict[str, int]:
         """Tasks of a round (gold questions apart), by state."""
         with self.reading() as session:
             return states(session, TaskRow.round == name, TaskRow.known.is_(None))
+
+
+def check_person(name: str, role: str | None) -> None:
+    """Refuse the name or the role of a person who cannot be invited.
+
+    Raises:
+        StoreError: the name is empty or long, or there is no such role.
+    """
+    if not 0 < len(name.strip()) <= 80:
+        raise StoreError("an annotator's name has 1 to 80 characters")
+    if role not in (None, *get_args(Role)):
+        raise StoreError(f"a role is one of {', '.join(get_args(Role))}, not {role!r}")
 
 
 def checked_criteria(names: Sequence[str]) -> list[str]:

@@ -54,9 +54,14 @@ def invite(
     """Print a link that invites a person. The link contains a secret and is shown only once. The store
     keeps only a digest of the secret.
     """
+    from tether.annotation.server.address import Address
+    from tether.annotation.store import check_person
+    from tether.settings.reading import build
+
+    place = build(Address, {"port": port, "address": address}, where="tether prefs invite")
+    check_person(name, role)
     secret = opened(store, new=True).invite(name, role, days)  # type: ignore[arg-type]
-    place = address.rstrip("/") or f"http://127.0.0.1:{port}"
-    print_line(f"{place}/join#{secret}")
+    print_line(f"{place.origin}/join#{secret}")
     if not address:
         print_line(
             f"The link works while `tether prefs serve {store} --port {port}` runs.",
@@ -170,8 +175,8 @@ def serve(
     config = build(SiteConfig, vars(site), where="tether prefs serve")
     text = None if guidelines is None else read_guidelines(guidelines)
     where = opened(store)
-    where.set_guidelines(text, "command line", criterion)
     socket, config = listen(config)
+    where.set_guidelines(text, "command line", criterion)
     if config.host not in LOOPBACK:
         typer.secho(
             f"{WIDE.format(where=config.origin)} {'' if config.secure else BARE}",

@@ -305,12 +305,16 @@ def as_options() -> Iterator[None]:
         raise type(error)(str(error).replace("data.columns", "--columns")) from error
 
 
-def opened(where: str, *, new: bool = False) -> Store:
-    """The store there; MissingFileError where there is none and it shall not be made."""
+def opened(where: str, *, new: bool = False, round: str | None = None) -> Store:
+    """The store there, with this round; MissingFileError where there is none and it shall not be
+    made.
+    """
     from tether.annotation.store import Store
 
     if not new and "://" not in where and not Path(where).is_file():
         raise MissingFileError(
             f"there is no preference store at {where}. `tether prefs import` creates a store",
         )
-    return Store(where)
+    store = Store(where)
+    store.check_round(round)
+    return store

@@ -69,11 +69,11 @@ def agree(
     from tether.labels.agreement import agreement_report
     from tether.labels.quality import annotator_quality, suspicious
 
-    console, where = Terminal(), opened(store)
+    console, where = Terminal(), opened(store, round=round)
     cast = list(votes(where, round=round, names=names))
     with_gold = list(votes(where, round=round, names=names, gold=True))
     if not with_gold:
-        raise DataError(f"{store}: nobody has judged anything yet")
+        raise DataError(f"{store}: nobody has judged any of these pairs yet")
     report, gold = agreement_report(cast, windows=windows), gold_answers(where)
     quality, suspects = annotator_quality(with_gold, gold=gold), suspicious(with_gold, gold=gold)
     counts = (
@@ -203,7 +203,8 @@ def _escalate(
     """Send judged pairs with too little agreement to the experts."""
     from tether.annotation.rankings import escalate
 
-    print_line(f"{escalate(opened(store), below, how, round=round):,} pairs wait for an expert now")  # type: ignore[arg-type]
+    sent = escalate(opened(store, round=round), below, how, round=round)  # type: ignore[arg-type]
+    print_line(f"{sent:,} pairs wait for an expert now")
 
 
 def rank(
@@ -223,7 +224,7 @@ def rank(
     from tether.annotation.rankings import ranked, standings
     from tether.core.rundir import write_jsonl
 
-    where = opened(store)
+    where = opened(store, round=round)
     if rows := standings(where, round=round):
         scores = [
             (one.model, f"{one.score:+.2f}", f"{one.won:,}", f"{one.tied:,}", f"{one.lost:,}")
@@ -232,7 +233,7 @@ def rank(
         show_table(Terminal(), "", scores, ("model", "log-odds", "won", "tied", "lost"))
     prompts = list(ranked(where, round=round)) if output or not rows else []
     if not rows and not prompts:
-        raise DataError(f"{store}: nobody has judged anything yet")
+        raise DataError(f"{store}: nobody has judged any of these pairs yet")
     if output:
         write_jsonl(output, prompts)
         print_line(f"{len(prompts):,} prompts: {output}")
@@ -249,8 +250,7 @@ def _seconds(seconds: float | None) -> str:
 
 FIGURES = {
     "raw": "the same choice", "raw_verdict": "the same choice, with both bad as a tie", "fleiss_kappa": "Fleiss's kappa",
-    "alpha_nominal": "Krippendorff's alpha", "alpha_ordinal": "alpha, "
-                                                              "ordinal", "alpha_interval": "alpha, interval",
+    "alpha_nominal": "Krippendorff's alpha", "alpha_ordinal": "alpha, ordinal", "alpha_interval": "alpha, interval",
 }  # fmt: skip
 
 

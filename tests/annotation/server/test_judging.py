@@ -150,6 +150,16 @@ def test_skip_and_flag_move_on_and_an_expert_sees_why_without_names(come, store)
     ] == [True]
 
 
+def test_an_expert_who_skipped_what_waits_is_told_so(come):
+    ann, expert = come(), come("expert")
+    ann.get("/judge")
+    ann.send("/flag", reason="odd")
+    expert.get("/judge")
+    expert.send("/skip")
+    told = " ".join(expert.page.text.split())
+    assert "or you have judged, skipped or flagged those that wait" in told
+
+
 def test_an_expert_sees_others_words_by_the_sides_on_the_own_screen(app, come, store):
     names, work = people(store, 2), Work(store, gold_every=0)
     filled(store, prompts=1, answers=2, needed=2, priority=-1.0, round="contested")

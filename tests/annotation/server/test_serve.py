@@ -193,6 +193,20 @@ def test_guidelines_and_criteria_are_put_in_force_once(path: Path) -> None:
         store.close()
 
 
+def test_a_port_in_use_puts_no_guidelines_in_force(path: Path) -> None:
+    text = path.parent / "guidelines.md"
+    text.write_text("be kind\n")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        ended = tether(
+            "prefs", "serve", str(path), "--guidelines", str(text), "--port", port, cwd=path.parent
+        )
+    assert ended.returncode == 2 and "Choose another --port" in ended.stderr
+    store = Store(path)
+    assert store.all_guidelines() == []
+    store.close()
+
+
 @pytest.mark.parametrize("host", ["a..b", "ä" * 70, "no such host"])
 def test_a_host_that_no_address_has_is_an_error_of_ours(host: str) -> None:
     with pytest.raises(ConfigError, match=f"cannot listen at {host} port 0: .* --host"):
