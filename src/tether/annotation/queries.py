@@ -161,7 +161,7 @@ def recount(session: Session, task: TaskRow) -> None:
     elif task.known is None:
         task.needed = max(task.needed, task.taken)
         agreed = not task.details.get(ESCALATED) and more_than_half(
-            [choice for _, choice in judged]
+            [choice for _, choice in judged],
         )
         task.state = "open" if task.judged < task.needed else "done" if agreed else "expert"
 

@@ -62,11 +62,9 @@ def served_reward(section: OnlineSection, context: Context) -> ServedReward:
         ModelError, RunError: see ServedReward.
         ConfigError: the cluster cannot be reached, or is too small.
     """
-    config, settings, folder = (
-        section.reward_servers,
-        reward_settings(section, context),
-        context.folder / "reward",
-    )
+    config = section.reward_servers
+    settings = reward_settings(section, context)
+    folder = context.folder / "reward"
     assert config is not None
     if not context.ranks.first:
         return ServedReward(section.reward_source, None, config, folder, "")

@@ -262,13 +262,12 @@ class PPOTrainer:
     def _respond(self, queries: Tokens, return_prompt: bool, settings: Row) -> list[Tensor]:
         flat = [q.reshape(-1).to(self.current_device) for q in queries]
         pad = partial(pad_sequence, batch_first=True, padding_side="left")
-        ids, mask = (
-            pad(flat, padding_value=self.encoder.pad_id),
-            pad([torch.ones_like(q) for q in flat]),
-        )
+        ids = pad(flat, padding_value=self.encoder.pad_id)
+        mask = pad([torch.ones_like(q) for q in flat])
         self.model.pretrained_model.eval()
         answers = self.model.generate(input_ids=ids, attention_mask=mask, **settings)[
-            :, ids.shape[1] :
+            :,
+            ids.shape[1] :,
         ]
         stops = torch.tensor(settings["eos_token_id"], device=answers.device).reshape(-1)
         rows: list[Tensor] = []

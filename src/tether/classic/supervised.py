@@ -253,10 +253,8 @@ class RewardTrainer(_Trainer):
             model.config.pad_token_id = self.tokenizer.pad_token_id
         head = ScalarHead(score.in_features)
         head.linear = score.float()
-        tokens, centering = (
-            2 * settings.per_device_train_batch_size * settings.max_length,
-            settings.center_rewards_coefficient,
-        )
+        tokens = 2 * settings.per_device_train_batch_size * settings.max_length
+        centering = settings.center_rewards_coefficient
         config = reward.RewardConfig(
             micro_batch_tokens=tokens,
             use_margin=True,

@@ -156,10 +156,8 @@ class _Grouped(torch.autograd.Function):
         grad_query = torch.empty_like(query)
         # A key is seen by many tiles: their shares are added up in float32.
         wide = torch.promote_types(key.dtype, torch.float32)
-        grad_key, grad_value = (
-            torch.zeros_like(key, dtype=wide),
-            torch.zeros_like(value, dtype=wide),
-        )
+        grad_key = torch.zeros_like(key, dtype=wide)
+        grad_value = torch.zeros_like(value, dtype=wide)
         for index, keys, mask in ctx.tiles.buckets:
             part, grad = query[index], grads[0][index].flatten(2, 3)
             some_keys, some_values = _heads(key, keys), _heads(value, keys)

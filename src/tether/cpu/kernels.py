@@ -130,10 +130,8 @@ def draw_tokens(
     if library_for(logits) is None or logits.stride(-1) != 1:
         return None
     (rows, vocab), uniforms = logits.shape, uniforms.double().contiguous()
-    tokens, logprobs = (
-        logits.new_empty(rows, dtype=torch.long),
-        logits.new_empty(rows, dtype=torch.float32),
-    )
+    tokens = logits.new_empty(rows, dtype=torch.long)
+    logprobs = logits.new_empty(rows, dtype=torch.float32)
     _call(
         "sample",
         logits.dtype,

@@ -49,10 +49,8 @@ class _Layer:
 
     def __init__(self, module: Any, adapter: str | None, window: int | None) -> None:
         attention, mlp = module.self_attn, module.mlp
-        self.before, self.after = (
-            module.input_layernorm.weight.detach(),
-            module.post_attention_layernorm.weight.detach(),
-        )
+        self.before = module.input_layernorm.weight.detach()
+        self.after = module.post_attention_layernorm.weight.detach()
         self.head_norms: tuple[Tensor | None, Tensor | None] = (None, None)
         if hasattr(attention, "q_norm"):
             self.head_norms = (attention.q_norm.weight, attention.k_norm.weight)
@@ -69,16 +67,12 @@ class LlamaDecoder:
     def __init__(self, role: Role) -> None:
         decoder: Any = role.decoder
         config = decoder.config
-        self.embedding, self.rotary, self.norm = (
-            decoder.embed_tokens,
-            decoder.rotary_emb,
-            decoder.norm,
-        )
-        self.heads, self.kv_heads, self.dim = (
-            config.num_attention_heads,
-            config.num_key_value_heads,
-            head_dim(config),
-        )
+        self.embedding = decoder.embed_tokens
+        self.rotary = decoder.rotary_emb
+        self.norm = decoder.norm
+        self.heads = config.num_attention_heads
+        self.kv_heads = config.num_key_value_heads
+        self.dim = head_dim(config)
         self.epsilon = config.rms_norm_eps
         self.layers = [
             _Layer(m, role.adapter, window)

@@ -236,10 +236,8 @@ def control(before: Columns, after: Columns, groups: Sequence[str], at: float) -
     """All of it, for a summary: `by_temperature`, `over_best_decoding` and `verdict`; `at` is the
     temperature of training.
     """
-    rows, over_best = (
-        by_temperature(before, after, groups),
-        over_best_decoding(before, after, groups),
-    )
+    rows = by_temperature(before, after, groups)
+    over_best = over_best_decoding(before, after, groups)
     if over_best is None or f"{at:g}" not in rows:
         return {"by_temperature": rows}
     return {

@@ -35,11 +35,9 @@ class Fluency:
             self.encoder.conversation((*prompts[i].messages, assistant(responses[i])), "last")
             for i in written
         ]
-        means, tell, read = (
-            [float("-inf")] * len(responses),
-            count_of("reading answers", len(written)),
-            0,
-        )
+        means = [float("-inf")] * len(responses)
+        tell = count_of("reading answers", len(written))
+        read = 0
         for cut, batch in batches_for(
             self.role,
             sequences,

@@ -119,11 +119,9 @@ class Meter(openai.DefaultAsyncHttpxClient):
 
     async def _reserve(self, most: int) -> None:
         """Take one request, and the most tokens that it can cost, from the budget."""
-        chat, requests, tokens = (
-            self.chat,
-            self.chat.config.max_requests,
-            self.chat.config.max_tokens,
-        )
+        chat = self.chat
+        requests = self.chat.config.max_requests
+        tokens = self.chat.config.max_tokens
         async with self.settled:
             while (
                 tokens is not None

@@ -32,10 +32,8 @@ def deterministic() -> Iterator[None]:
     The trap: cuBLAS reads its setting when CUDA starts, so open the block before anything is on a
     GPU.
     """
-    enabled, warn_only = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
+    enabled = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     workspace = os.environ.get(WORKSPACE)
     os.environ.setdefault(WORKSPACE, ":4096:8")
     torch.use_deterministic_algorithms(True)

@@ -105,10 +105,8 @@ class _ShapeAttention(torch.autograd.Function):
             if fused
             else query.new_empty(rows, heads, time, value.shape[-1])
         )
-        inputs, per_query = (
-            [query, key, value],
-            query.new_empty(query.shape[:-1], dtype=torch.float32),
-        )
+        inputs = [query, key, value]
+        per_query = query.new_empty(query.shape[:-1], dtype=torch.float32)
         ctx.save_for_backward(
             *([*inputs, out, per_query] if fused else map(torch.empty_like, inputs)),
         )
@@ -199,7 +197,10 @@ def shape_batch(
 
 
 def measure_pass(
-    model: nn.Module, passed: Callable[[], object], *, extra: Iterable[Tensor] = ()
+    model: nn.Module,
+    passed: Callable[[], object],
+    *,
+    extra: Iterable[Tensor] = (),
 ) -> int:
     """The most bytes alive at once, beside weights and `extra`, while a function runs over shapes."""
     with LiveBytes([*model.parameters(), *model.buffers(), *extra]) as live:

@@ -252,10 +252,8 @@ class Ranks:
             except TimeoutError:
                 reason = self._lost(patience)
             except RuntimeError as error:  # torch's, when another's connection has closed
-                patience, deadline = (
-                    min(patience, BLAME),
-                    min(deadline, time.monotonic() + 2 * BLAME),
-                )
+                patience = min(patience, BLAME)
+                deadline = min(deadline, time.monotonic() + 2 * BLAME)
                 late = (
                     f"rank {self.rank} of {self.size} has lost the others "
                     f"({str(error).splitlines()[0]})"

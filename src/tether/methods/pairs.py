@@ -389,11 +389,9 @@ class _Collector:
         from tether.annotation.importing import import_cases
         from tether.annotation.store import Answer, Store
 
-        section, context, rows = (
-            self.section,
-            self.context,
-            list(read_jsonl(self.run.path / "chosen.jsonl")),
-        )
+        section = self.section
+        context = self.context
+        rows = list(read_jsonl(self.run.path / "chosen.jsonl"))
         items = [row["item"] for row in rows] or [
             [row["id"], row["responses"]] for row in self.answers
         ]

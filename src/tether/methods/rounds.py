@@ -132,12 +132,10 @@ class _Round:
 
     def play(self, rows: Sequence[Any]) -> None:
         """Sample unless that is done, train, and leave policy and summary."""
-        run, config, path, start = (
-            self.run,
-            self.section.direct,
-            self.run.path / "pairs.jsonl",
-            time.perf_counter(),
-        )
+        run = self.run
+        config = self.section.direct
+        path = self.run.path / "pairs.jsonl"
+        start = time.perf_counter()
         loaded, policy = self._policy()
         note_machine(run, loaded)
         encoder = encoder_of(loaded)

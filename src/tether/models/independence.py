@@ -160,10 +160,8 @@ class _Trial:
         """
         own = torch.cat([self.short, torch.full((2,), change)])
         own[6] = (own[6] + change) % (int(own.max()) + 1)
-        ids, positions = (
-            torch.stack([neighbour, own]).to(self.device),
-            torch.arange(9, device=self.device).expand(2, 9),
-        )
+        ids = torch.stack([neighbour, own]).to(self.device)
+        positions = torch.arange(9, device=self.device).expand(2, 9)
         return self.run(ids, positions, None, masks)[1, :7]
 
     def _unmoved(self, first: Tensor, second: Tensor) -> bool:

@@ -42,7 +42,11 @@ def rounded_once(rows: Tensor, weight: Tensor, down: Tensor, up: Tensor) -> Tens
 class _ProductWithChange(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: AutogradContext, states: Tensor, weight: Tensor, down: Tensor, up: Tensor
+        ctx: AutogradContext,
+        states: Tensor,
+        weight: Tensor,
+        down: Tensor,
+        up: Tensor,
     ) -> Tensor:
         ctx.save_for_backward(states if weight.requires_grad else None, weight, down, up)
         whole = rounded_once(states.flatten(0, -2), weight, down, up)

@@ -324,10 +324,8 @@ def refill_adapter(model: nn.Module, folder: Path, name: str) -> None:
 
     path = folder / "adapter"
     with _usable("adapter", path):
-        stored, own = (
-            load_file(path / "adapter_model.safetensors"),
-            get_peft_model_state_dict(model, adapter_name=name),
-        )
+        stored = load_file(path / "adapter_model.safetensors")
+        own = get_peft_model_state_dict(model, adapter_name=name)
         if wrong := stored.keys() ^ own.keys():
             raise ValueError(f"{len(wrong)} tensors are missing or too many, such as {min(wrong)}")
         for key, tensor in own.items():

@@ -394,10 +394,8 @@ class Role:
         head, softcap = self.output_layer, self._softcap
         weight, bias = head.weight, head.bias
         if not padded and self.num_tokens < len(weight):
-            weight, bias = (
-                weight[: self.num_tokens],
-                None if bias is None else bias[: self.num_tokens],
-            )
+            weight = weight[: self.num_tokens]
+            bias = None if bias is None else bias[: self.num_tokens]
         return token_logprobs(
             hidden[batch.predict],
             weight,

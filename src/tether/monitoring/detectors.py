@@ -230,11 +230,9 @@ def _held_back(view: View) -> Reading:
     """Judged in the second half of a run, where the policy is still near its reference and the
     score where it began.
     """
-    kls, proxies, unit = (
-        view.course.get(KL, ()),
-        view.course.get("reward/proxy", ()),
-        view.recent[-1]["unit"] or math.nan,
-    )
+    kls = view.course.get(KL, ())
+    proxies = view.course.get("reward/proxy", ())
+    unit = view.recent[-1]["unit"] or math.nan
     price, beta = view.now("kl/price"), view.metrics.get("kl/coefficient", math.nan)
     if view.metrics.get("run/share", 0.0) < 0.5 or min(len(kls), len(proxies)) < LEAST_TREND:
         return SILENT
@@ -320,11 +318,9 @@ def _reward_failures(view: View) -> Reading:
 
 
 def _score_jump(view: View) -> Reading:
-    before, now, unit = (
-        view.now("reward/proxy", 1),
-        view.now("reward/proxy"),
-        view.recent[-1]["unit"] or math.nan,
-    )
+    before = view.now("reward/proxy", 1)
+    now = view.now("reward/proxy")
+    unit = view.recent[-1]["unit"] or math.nan
     return Reading(
         (now - before) / unit,
         {"before": before, "now": now, "steps": 2 * view.config.window, "unit": unit},

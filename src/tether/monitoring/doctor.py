@@ -183,10 +183,8 @@ def score_once(rewards: Tensor, lengths: Sequence[int]) -> Result:
         rewards: (sequences, time) shaped without KL, from scores that differ.
         lengths: tokens of each response.
     """
-    last, most = (
-        torch.tensor(lengths, device=rewards.device)[:, None] - 1,
-        int((rewards != 0).sum(-1).max()),
-    )
+    last = torch.tensor(lengths, device=rewards.device)[:, None] - 1
+    most = int((rewards != 0).sum(-1).max())
     elsewhere = int(rewards.scatter(1, last, 0.0).count_nonzero())
     evidence = (
         f"at most {most} rewarded tokens a response, {elsewhere} of them not the last, in "
@@ -323,10 +321,8 @@ def temperature(
     evidence, disagree = f"surprisal minus entropy {mean:+.3f} ± {error:.3f} nats a token", False
     if engine is not None:
         gap = float((engine - own).abs()[mask].mean())
-        evidence, disagree = (
-            f"engine and learner differ by {gap:.3g} nats a token; {evidence}",
-            gap > tolerance,
-        )
+        evidence = f"engine and learner differ by {gap:.3g} nats a token; {evidence}"
+        disagree = gap > tolerance
         if disagree:
             gaps = {
                 t / 10: float((engine - logprobs_at(t / 10)).abs()[mask].mean())
@@ -393,10 +389,8 @@ def stop_tokens(encoder: ChatEncoder, engine_stops: Sequence[int]) -> Result:
         f"a turn ends with {shown}; the engine stops at "
         f"{[tokenizer.decode([i]) for i in engine_stops]}"
     )
-    runs_on, differ = (
-        ending is not None and ending not in engine_stops,
-        set(engine_stops) != set(encoder.stop_ids),
-    )
+    runs_on = ending is not None and ending not in engine_stops
+    differ = set(engine_stops) != set(encoder.stop_ids)
     return diagnose(
         "stop tokens",
         evidence,

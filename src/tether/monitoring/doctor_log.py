@@ -137,11 +137,9 @@ def answers_end(log: StageLog, rates: list[float], lengths: list[float]) -> Resu
     )
     evidence = f"{first:.0%} of answers ended in the first steps, {last:.0%} in the last; "
     evidence += f"length {lengths[0]:.0f} to {short:.0f} tokens"
-    cut, shrunk, endless = (
-        max(rates) < 0.02,
-        short <= 2 < lengths[0] / 4,
-        last < 0.2 and first > 0.5,
-    )
+    cut = max(rates) < 0.02
+    shrunk = short <= 2 < lengths[0] / 4
+    endless = last < 0.2 and first > 0.5
     check = "empty or endless answers" if (shrunk or endless) and not cut else "stop tokens"
     faults = {"answers-cut-off": cut, "answers-shrunk": shrunk, "answers-run-on": endless}
     return diagnose(check, evidence, {**faults, "answers-mostly-cut-off": last <= SELDOM_ENDED})

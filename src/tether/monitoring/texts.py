@@ -239,10 +239,8 @@ def phrase_table(
 
     Frequent: held by at least two texts and `least_share` of all; the `most` frequent ones.
     """
-    held, scores = (
-        [phrases(row) for row in tokens],
-        {i: text.score for i, text in enumerate(texts) if text.score is not None},
-    )
+    held = [phrases(row) for row in tokens]
+    scores = {i: text.score for i, text in enumerate(texts) if text.score is not None}
     counts = Counter(phrase for holder in held for phrase in holder)
     least = max(2.0, least_share * len(texts))
     frequent = [phrase for phrase, count in counts.items() if count >= least]

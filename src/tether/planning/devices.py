@@ -144,11 +144,9 @@ def this_machine() -> Device:
     for a third of a second.
     """
     dtype = pick_dtype("auto", "cpu")
-    left, right, long = (
-        torch.randn(1024, 576).to(dtype),
-        torch.randn(1536, 576).to(dtype),
-        torch.ones(2**25),
-    )
+    left = torch.randn(1024, 576).to(dtype)
+    right = torch.randn(1536, 576).to(dtype)
+    long = torch.ones(2**25)
     products = _rate(lambda: left @ right.T) * 2 * 1024 * 576 * 1536
     memory = machine_memory().total
     bandwidth = 0.8 * _rate(long.sum) * 4 * 2**25

@@ -367,7 +367,10 @@ class Planner:
         return server, 1
 
     def _beside(
-        self, section: SamplingSection, held: Mapping[str, int], own_value: bool
+        self,
+        section: SamplingSection,
+        held: Mapping[str, int],
+        own_value: bool,
     ) -> dict[str, int]:
         """Memory beside the policy: other roles, each an adapter or a model of its own, and the
         engine.

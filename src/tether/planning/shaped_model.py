@@ -55,11 +55,9 @@ class ShapedModel:
         assumed = "bfloat16" if device.gpu and recipe.model.dtype == "auto" else recipe.model.dtype
         self.dtype = pick_dtype(assumed, "cpu")
         text = config.get_text_config()
-        self.hidden, self.vocab, self.layers = (
-            text.hidden_size,
-            text.vocab_size,
-            text.num_hidden_layers,
-        )
+        self.hidden = text.hidden_size
+        self.vocab = text.vocab_size
+        self.layers = text.num_hidden_layers
         self.tied = text.tie_word_embeddings
         self.head = text.vocab_size * text.hidden_size
         base = self.base = planner.shape_model(config, self.dtype, "eager")

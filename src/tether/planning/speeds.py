@@ -128,11 +128,9 @@ class Speeds:
         """One measurement of a stage on held-out prompts; and the controls: other decoding, before
         and after the training, and best of n, before it.
         """
-        evaluate, tokens, reads = (
-            section.evaluate,
-            section.max_new_tokens,
-            reads_answers(section.evaluate.judge, section),
-        )
+        evaluate = section.evaluate
+        tokens = section.max_new_tokens
+        reads = reads_answers(section.evaluate.judge, section)
 
         def answered(answers: int) -> float:
             rows = min(answers, section.engine_rows)

@@ -83,11 +83,9 @@ def _drawn(chart: Row, arms: Sequence[SubRun]) -> list[Plot]:
     for index, arm in enumerate(arms):
         for place, row in enumerate(chart["lines"]):
             style = dict(row)
-            key, scale, name = (
-                _first_key(arm, style.pop("keys")),
-                style.pop("scale", 1.0),
-                style.pop("name", ""),
-            )
+            key = _first_key(arm, style.pop("keys"))
+            scale = style.pop("scale", 1.0)
+            name = style.pop("name", "")
             points = _over_distance(arm, key) if distance else series(arm.metrics, key)
             xs = [x for x, _ in points]
             ys = [None if y is None else scale * y for _, y in points]

@@ -266,11 +266,9 @@ def kl_sentence(policy: SubRun) -> str:
 
 
 def _conclusion_without_policy(journey: Journey) -> Conclusion:
-    sft, reward, direct = (
-        journey.stage("sft"),
-        journey.stage("reward"),
-        journey.stage("direct", "rounds"),
-    )
+    sft = journey.stage("sft")
+    reward = journey.stage("reward")
+    direct = journey.stage("direct", "rounds")
     before = finite(sft.summary.get("eval_loss_before"))
     losses = [
         *([] if before is None else [before]),
@@ -291,7 +289,9 @@ def _conclusion_without_policy(journey: Journey) -> Conclusion:
             bounds = _bounds(accuracy, percent)
             sentences.append(
                 SAYS["reward-model"].format(
-                    accuracy=share_in_words(accuracy), pairs=pairs, interval=bounds
+                    accuracy=share_in_words(accuracy),
+                    pairs=pairs,
+                    interval=bounds,
                 ),
             )
             sentences += [SAYS["reward-unclear"]] if bounds and not side(accuracy, 0.5) else []

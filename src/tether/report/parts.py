@@ -49,10 +49,8 @@ def gold_parts(policy: SubRun, answers: Sequence[Row] = ()) -> list[Part]:
                 )
     parts = []
     for raw, stored in mapping(policy.summary.get("gold_parts")).items():
-        name, (start, end) = (
-            printable(raw, 60),
-            (finite(mapping(stored).get(key)) for key in ("before", "after")),
-        )
+        name = printable(raw, 60)
+        start, end = (finite(mapping(stored).get(key)) for key in ("before", "after"))
         parts += (
             []
             if start is None or end is None

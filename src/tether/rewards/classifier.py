@@ -44,13 +44,14 @@ class ClassifierReward:
     name = "classifier"
 
     def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: ClassifierConfig
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        config: ClassifierConfig,
     ) -> None:
-        self.model, self.tokenizer, self.config = (
-            model.eval().requires_grad_(False),
-            tokenizer,
-            config,
-        )
+        self.model = model.eval().requires_grad_(False)
+        self.tokenizer = tokenizer
+        self.config = config
         self.output = _output(model.config, config)
         self.constant = vars(model.config).get(OFFSET, 0.0)
         tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token

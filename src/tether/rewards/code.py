@@ -232,11 +232,9 @@ def _child(program: str, asks: list[list[str]], end: float) -> list[Outcome]:
 
 def _child_in(scratch: str, program: str, asks: list[list[str]], end: float) -> list[Outcome]:
     token, worker = secrets.token_hex(16), os.getpid()
-    (answers, answers_in), (printed, printed_in), (errors, errors_in) = (
-        os.pipe(),
-        os.pipe(),
-        os.pipe(),
-    )
+    answers, answers_in = os.pipe()
+    printed, printed_in = os.pipe()
+    errors, errors_in = os.pipe()
     text = asks[0][1] if asks[0][0] == "program" else ""
     pipes = _given(text, scratch), printed_in, errors_in, answers_in
     child = os.fork()

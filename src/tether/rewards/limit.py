@@ -135,5 +135,6 @@ def _with_steps(score: Score, name: str) -> Score:
     if score.value is None or score.steps:
         return score
     return Score(
-        None, reason=f"the reward {name!r} gave no steps, and step_rewards = true needs them"
+        None,
+        reason=f"the reward {name!r} gave no steps, and step_rewards = true needs them",
     )

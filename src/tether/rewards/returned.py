@@ -118,10 +118,8 @@ def _score(value: object) -> Score | None:
         return Score(_number(value))
     if value.value is None:
         return Score(None, reason=str(value.reason)) if value.reason else None
-    number, steps = (
-        _number(value.value),
-        [(operator.index(end), _number(step)) for end, step in value.steps],
-    )
+    number = _number(value.value)
+    steps = [(operator.index(end), _number(step)) for end, step in value.steps]
     if not isinstance(value.parts, Mapping):
         raise RewardError(
             f"a Score whose parts are a {type(value.parts).__name__}, not numbers by name",

@@ -237,12 +237,10 @@ def ending(code: int) -> str:
 
 def _main() -> None:
     """The worker: make the check, say so, and answer requests until there are no more."""
-    target, settings, seconds, memory_mb = (
-        sys.argv[1],
-        json.loads(sys.argv[2]),
-        float(sys.argv[3]),
-        int(sys.argv[4]),
-    )
+    target = sys.argv[1]
+    settings = json.loads(sys.argv[2])
+    seconds = float(sys.argv[3])
+    memory_mb = int(sys.argv[4])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     logging.disable()
     end_first()

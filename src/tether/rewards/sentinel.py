@@ -76,10 +76,12 @@ class Sentinel:
             return
         if self.process is None or self.owner != os.getpid() or self.process.poll() is not None:
             command = (sys.executable, "-I", "-S", "-c", PROGRAM, str(os.getpid()))
-            self.process, self.owner = (
-                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL),
-                os.getpid(),
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
             )
+            self.owner = os.getpid()
         pipe = self.process.stdin
         assert pipe is not None
         with contextlib.suppress(OSError):  # it was killed: the next call starts another

@@ -86,10 +86,8 @@ class Surroundings:
 
     def __enter__(self) -> Surroundings:
         self.names = values_of_names()
-        self.copies, self.threads = (
-            [_copied(number) for number in range(3)],
-            set(threading.enumerate()),
-        )
+        self.copies = [_copied(number) for number in range(3)]
+        self.threads = set(threading.enumerate())
         self.before = _read()
         left = {**_LEFT, **({FOLDER: _FOLDERS[self.file]} if self.file in _FOLDERS else {})}
         for facet in FACETS:

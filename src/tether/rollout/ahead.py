@@ -51,11 +51,9 @@ class AheadEngine:
     """
 
     def __init__(self, engine: Engine, max_staleness: int) -> None:
-        self.engine, self.max_staleness, self.policy_version = (
-            engine,
-            max_staleness,
-            engine.policy_version,
-        )
+        self.engine = engine
+        self.max_staleness = max_staleness
+        self.policy_version = engine.policy_version
         self.orders: dict[int, tuple[object, Callable[[], list[RolloutGroup]]]] = {}
         """By the number of a step: what was asked for, and the function that waits for the samples
         once.
@@ -127,10 +125,8 @@ class AheadEngine:
         }
 
     def load_state(self, values: Facts) -> None:
-        self.orders, self.saved = (
-            {},
-            {int(number): rows for number, rows in values["orders"].items()},
-        )
+        self.orders = {}
+        self.saved = {int(number): rows for number, rows in values["orders"].items()}
         if any(isinstance(group, dict) for groups in self.saved.values() for group in groups):
             raise RunError(
                 "an earlier tether wrote this checkpoint with answers under way, in "

@@ -70,11 +70,9 @@ class LocalEngine:
         self.role, self.encoder = role, encoder
         self.decoder, self.cpu_kernels = engine_decoder(role, cpu_kernels=cpu_kernels), cpu_kernels
         self.in_step = step_decoder(role, self.decoder)
-        self.max_rows, self.context_length, self.allowed = (
-            max_rows,
-            context_length,
-            allowance(role.device),
-        )
+        self.max_rows = max_rows
+        self.context_length = context_length
+        self.allowed = allowance(role.device)
         self.policy_version = 0
 
     def update_weights(self, version: int) -> None:

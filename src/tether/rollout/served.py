@@ -93,13 +93,11 @@ class ServedEngine:
         expected: list[float] | None = None,
         combined: bool = False,
     ) -> None:
-        self.role, self.encoder, self.servers, self.folder, self.config = (
-            role,
-            encoder,
-            servers,
-            folder,
-            config,
-        )
+        self.role = role
+        self.encoder = encoder
+        self.servers = servers
+        self.folder = folder
+        self.config = config
         self.context_length, self.policy_version = context_length, 0
         self.replaces = role.adapter is None and not ours
         """True if servers call all versions by one name, that of their base (in `bases`), and hold
@@ -116,11 +114,9 @@ class ServedEngine:
         self._score = partial(score_ids, role, padded=not ours)
         dtype = str(role.model.dtype).removeprefix("torch.")
         self.tolerance = config.tolerance or TOLERANCE.get(dtype, TOLERANCE["bfloat16"])
-        self.users, self.probe_ids, self.expected = (
-            Counter[str](),
-            probe_ids(encoder),
-            dict[str, list[float]](),
-        )
+        self.users = Counter[str]()
+        self.probe_ids = probe_ids(encoder)
+        self.expected = dict[str, list[float]]()
         self.probe_gap = 0.0
         """The largest of the last probes, in nats a token."""
         self.tokens = 0

@@ -140,10 +140,8 @@ def read_drawn(answer: Json, version: str, asked: Json, *, spans: bool) -> list[
         )
     drawn = []
     for one in choices:
-        ids, logprobs = (
-            tuple(one["token_ids"]),
-            tuple(float(row["logprob"]) for row in one["logprobs"]["content"]),
-        )
+        ids = tuple(one["token_ids"])
+        logprobs = tuple(float(row["logprob"]) for row in one["logprobs"]["content"])
         possible = all(-1e3 < x <= 1e-3 for x in logprobs)
         if not possible or not 0 < len(ids) == len(logprobs) <= asked["max_tokens"]:
             raise ValueError(

@@ -98,10 +98,8 @@ class BestOfN:
         """Places of the rollouts to imitate: the best of each prompt's samples, of equals the
         first; never a failed score.
         """
-        config, floor = (
-            self.config,
-            -math.inf if self.config.threshold is None else self.config.threshold,
-        )
+        config = self.config
+        floor = -math.inf if self.config.threshold is None else self.config.threshold
         penalised = penalised_scores(rollouts, scores, config.missing_stop_penalty)
         values = {
             i: value for i, value in enumerate(penalised) if value is not None and value >= floor
@@ -156,11 +154,9 @@ class BestOfN:
         """Several epochs of imitation; where nothing was selected, nothing moves."""
         if not selected:
             return {}
-        sequences, losses, metrics = (
-            [self.encoder.sampled(r) for r in selected],
-            [],
-            {},
-        )
+        sequences = [self.encoder.sampled(r) for r in selected]
+        losses = []
+        metrics = {}
         for epoch in range(self.config.epochs):
             order = epoch_order(len(sequences), self.config.seed + number, epoch)
             for cut in split_evenly(order, self.config.minibatches):

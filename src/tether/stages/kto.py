@@ -88,10 +88,8 @@ class KTO:
         comes first.
         """
         baseline, num_mismatched = self.baseline(judged)
-        micros, num_responses = (
-            self.likelihoods.micro_batches(judged),
-            sum(len(j.responses) for j in judged),
-        )
+        micros = self.likelihoods.micro_batches(judged)
+        num_responses = sum(len(j.responses) for j in judged)
 
         def metrics(rewards: list[list[float]]) -> dict[str, float]:
             _, desirable = verdicts_of(list(chain(*micros)))
@@ -115,10 +113,8 @@ class KTO:
         are (0: z0 is unknown).
         """
         pairs = mismatched(judged, self._most)
-        sequences, counts = (
-            [pair for pair, _ in pairs],
-            torch.tensor([count for _, count in pairs], dtype=torch.float64),
-        )
+        sequences = [pair for pair, _ in pairs]
+        counts = torch.tensor([count for _, count in pairs], dtype=torch.float64)
         total, limit = 0.0, self.likelihoods.document_tokens
         for cut in cut_batches(sequences, self.config.micro_batch_tokens, document_tokens=limit):
             ratios = self._log_ratios([sequences[i] for i in cut]).double().cpu()
@@ -137,10 +133,8 @@ class KTO:
         (places, desirable), beta = verdicts_of(judged), self.config.beta
         ratios = self._log_ratios(sequences_of(judged))
         ratios = ratios[to_device(torch.tensor(places), ratios.device)]
-        labels, z0 = (
-            to_device(torch.tensor(desirable), ratios.device),
-            ratios.new_full((), baseline),
-        )
+        labels = to_device(torch.tensor(desirable), ratios.device)
+        z0 = ratios.new_full((), baseline)
         loss = kto_loss(ratios, labels, z0, beta=beta, denominator=num_responses, **self.weights)
         return loss, beta * ratios.detach()
 

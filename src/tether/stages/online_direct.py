@@ -68,10 +68,8 @@ def best_and_worst(
         if len(samples) < 2:
             skipped["failed"] += 1
             continue
-        (low, last), (high, first) = (
-            min(samples, key=lambda sample: sample[0]),
-            max(samples, key=lambda sample: sample[0]),
-        )
+        low, last = min(samples, key=lambda sample: sample[0])
+        high, first = max(samples, key=lambda sample: sample[0])
         best, worst = rollouts[first], rollouts[last]
         if low == high or best.response_ids == worst.response_ids:
             skipped["tied"] += 1

@@ -123,10 +123,8 @@ class RewardModeling:
         pairs: Pairs,
         num_pairs: int,
     ) -> Tensor:
-        config, numbers = (
-            self.config,
-            torch.tensor([pairs.probability, pairs.margin], dtype=chosen.dtype),
-        )
+        config = self.config
+        numbers = torch.tensor([pairs.probability, pairs.margin], dtype=chosen.dtype)
         probability, given_margin = to_device(numbers, chosen.device)
         labels = (1 - config.label_smoothing) * probability + config.label_smoothing * (
             1 - probability
@@ -191,10 +189,8 @@ class RewardModeling:
         is in no accuracy.
         """
         now_doing(f"evaluating on {len(rankings)} prompts")
-        scores, pairs = (
-            [score for row in self.scores(rankings) for score in row],
-            pairs_of(rankings),
-        )
+        scores = [score for row in self.scores(rankings) for score in row]
+        pairs = pairs_of(rankings)
         chosen, rejected = ([scores[i] for i in side] for side in (pairs.chosen, pairs.rejected))
         leads = [(c - r, p) for c, r, p in zip(chosen, rejected, pairs.probability, strict=True)]
         confidence = [1 / (1 + math.exp(-abs(d))) for d, _ in leads]

@@ -367,10 +367,8 @@ def step_metrics(
         critic: there are values, and rewards a token.
     """
     mask, rollouts, responses = experience.mask, experience.rollouts, experience.mask.any(-1)
-    metrics, seen = (
-        sample_metrics(rollouts, experience.scores),
-        experience.written_mask & experience.has_logprobs[:, None],
-    )
+    metrics = sample_metrics(rollouts, experience.scores)
+    seen = experience.written_mask & experience.has_logprobs[:, None]
     if spreads := [score.parts["spread"] for score in experience.scores if "spread" in score.parts]:
         metrics["reward/spread"] = statistics.fmean(spreads)
     if bool(seen.any()):

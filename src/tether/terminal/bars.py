@@ -116,11 +116,9 @@ class Bar:
     @property
     def line(self) -> str:
         """All of it in one line of a log."""
-        done, total, passed = (
-            self.forecast.done,
-            self.forecast.total,
-            self.screen.now - self.forecast.begun,
-        )
+        done = self.forecast.done
+        total = self.forecast.total
+        passed = self.screen.now - self.forecast.begun
         noted = "  ".join(Text.from_markup(note).plain for note in self.notes.values())
         return "  ".join(
             filter(

@@ -167,17 +167,13 @@ class Writer:
     """Writes one role, and reads it again with other libraries' loaders. The role is used up by it."""
 
     def __init__(self, kind: str, role: Role, loaded: LoadedModel, adapter: bool) -> None:
-        self.kind, self.role, self.adapter, self.tokenizer = (
-            kind,
-            _on_host(dequantized(role)),
-            adapter,
-            loaded.tokenizer,
-        )
-        self.encoder, self.base, self.context = (
-            encoder_of(loaded),
-            base_name(loaded.source),
-            loaded.context_length,
-        )
+        self.kind = kind
+        self.role = _on_host(dequantized(role))
+        self.adapter = adapter
+        self.tokenizer = loaded.tokenizer
+        self.encoder = encoder_of(loaded)
+        self.base = base_name(loaded.source)
+        self.context = loaded.context_length
         self.held: torch.dtype = self.role.model.dtype
         self.share: float | None = None
         before = None if any(carriers(self.role.model)) else read_change(Path(loaded.source))

@@ -107,7 +107,12 @@ def usable_prompts(
 ) -> list[Prompt]:
     """`without` of prompts."""
     return drop_faulty(
-        prompts, faults, quarantine, name, noun="prompts", entry=lambda prompt: prompt
+        prompts,
+        faults,
+        quarantine,
+        name,
+        noun="prompts",
+        entry=lambda prompt: prompt,
     )
 
 

@@ -50,11 +50,9 @@ def together(recipe: BaseRecipe, stages: Sequence[str]) -> Iterator[Ranks]:
             machine has fewer GPUs.
         LostRankError: a rank has not come, has ended or is lost; it is named.
     """
-    settings, given, on_gpu = (
-        recipe.learner,
-        os.environ.get("WORLD_SIZE"),
-        pick_device(recipe.model.device).type == "cuda",
-    )
+    settings = recipe.learner
+    given = os.environ.get("WORLD_SIZE")
+    on_gpu = pick_device(recipe.model.device).type == "cuda"
     if given is not None and int(given) != settings.ranks:
         raise ConfigError(
             f"torchrun has started {given} processes and learner.ranks is "
@@ -91,11 +89,9 @@ def _found(settings: LearnerConfig) -> Ranks:
     """The ranks that torchrun has started, by the store at its address, which rank 0 keeps unless
     torchrun itself does.
     """
-    rank, address, port = (
-        int(os.environ["RANK"]),
-        os.environ["MASTER_ADDR"],
-        int(os.environ["MASTER_PORT"]),
-    )
+    rank = int(os.environ["RANK"])
+    address = os.environ["MASTER_ADDR"]
+    port = int(os.environ["MASTER_PORT"])
     keeps = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     try:
         limit = timedelta(seconds=settings.timeout)
