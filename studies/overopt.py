@@ -27,11 +27,11 @@ from studies.curves import best_of_n_estimate, fit_overoptimization
 from studies.overopt_page import write_page
 from tether.algorithms.kl import kl_best_of_n
 from tether.build.context import Context
+from tether.build.data.rows import load_rows, named
 from tether.build.judges import score_judge
 from tether.build.models import open_model
 from tether.build.rewards import learned_reward
 from tether.build.roles import local_engine
-from tether.build.data.rows import load_rows, named
 from tether.core.errors import ConfigError
 from tether.core.rundir import RunDirectory, append_jsonl, read_json, read_jsonl, write_json
 from tether.core.types import Comparison, Json, Prompt, Rollout, Score, StopReason

@@ -285,7 +285,8 @@ def test_a_state_of_former_versions_keeps_its_numbers():
     source = FailureLimit(Failing([5]), 0.5)
     source.load_state({"failures": {"recent": [[0, 2], [2, 2]], "reasons": {"broken": 2}}})
     with pytest.raises(
-        RewardError, match=r"7 of the last 10 scores .* broken \(5 times\); not noted"
+        RewardError,
+        match=r"7 of the last 10 scores .* broken \(5 times\); not noted",
     ):
         source.score(ASKED)
 

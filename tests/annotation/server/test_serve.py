@@ -199,7 +199,14 @@ def test_a_port_in_use_puts_no_guidelines_in_force(path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         ended = tether(
-            "prefs", "serve", str(path), "--guidelines", str(text), "--port", port, cwd=path.parent
+            "prefs",
+            "serve",
+            str(path),
+            "--guidelines",
+            str(text),
+            "--port",
+            port,
+            cwd=path.parent,
         )
     assert ended.returncode == 2 and "Choose another --port" in ended.stderr
     store = Store(path)
