@@ -311,6 +311,7 @@ def test_more_people_may_be_asked_of_pairs_that_are_there(store, tmp_path):
     again = import_cases(store, read_cases(path), ask=3)
     assert (again["widened"], again["tasks"], again["repeated"]) == (3, 0, 4) and states(store) == {
         "open": 3,
+        "that_nobody_can_take": 2,  # Ada and Bo have judged these
     }
     assert store.counts()["open_judgments"] == 1 + 1 + 3
     check(store)
