@@ -215,6 +215,7 @@ def test_a_fallback_is_named_and_has_no_revision_of_the_other(monkeypatch, caplo
         ({"HF_ENDPOINT": "https://hub.local:8443/x"}, ("hub.local", 8443)),
         ({"HTTPS_PROXY": "http://proxy.local:3128"}, ("proxy.local", 3128)),
         ({"https_proxy": "proxy.local"}, ("proxy.local", 80)),
+        ({"ALL_PROXY": "socks5://proxy.local:1080"}, ("proxy.local", 1080)),
         (
             {"HTTPS_PROXY": "http://proxy.local:3128", "NO_PROXY": "huggingface.co"},
             ("huggingface.co", 443),

@@ -152,7 +152,7 @@ def _way_to_hub() -> tuple[str, int]:
     """Host and port that a connection to the hub opens: its own, or those of the proxy."""
     hub = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
     name = hub.hostname or ""
-    proxy = getproxies().get(hub.scheme)
+    proxy = getproxies().get(hub.scheme) or getproxies().get("all")
     if proxy and not proxy_bypass(name):
         way = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
         return way.hostname or "", way.port or (443 if way.scheme == "https" else 80)
