@@ -148,10 +148,10 @@ def _check(job: Job) -> None:
         sampling_of(section, _sampling(recipe))
     elsewhere = reward_model_of(section) is not None
     trained = None if elsewhere else recipe.section(section.scorer or "reward")
-    check_test_judge(name, section, trained, _scorer(job).parent / "test" / "model")
+    check_test_judge(name, section, trained, _scorer_folder(job).parent / "test" / "model")
 
 
-def _scorer(job: Job) -> Path:
+def _scorer_folder(job: Job) -> Path:
     """Folder of the model that scores a job's answers. Without such a model, the test model of
     evaluate.judge = "test" may still lie beside it.
     """
@@ -209,7 +209,7 @@ def context_of(job: Job, progress: Progress | None = None, ranks: Ranks = ALONE)
         folder=job.folder,
         model=recipe.model if job.start is None else _fine_tuned(recipe, job.start.parent),
         seed=job.seed,
-        scorer=_scorer(job),
+        scorer=_scorer_folder(job),
         progress=progress,
         round=job.round,
         earlier=job.earlier,
