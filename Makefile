@@ -11,8 +11,8 @@ TORCH := torch==$(shell sed -n 's/^torch==//p' constraints.txt)
 # Processes of `make test`; 0: none beside pytest itself, for a debugger. Each loads torch, and the largest tests take 3 GB.
 # One more than there are cores, since a fourth of a process's time is waiting for servers and ranks; four at most.
 TEST_JOBS ?= $(shell $(PYTHON) -c 'import os; print(min(4, 1 + (os.cpu_count() or 1)))')
-# A file in one process, and in the order of tests/conftest.py.
-SIDE_BY_SIDE = -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder
+# A file in one process, those of most tests first.
+SIDE_BY_SIDE = -n $(TEST_JOBS) --dist loadfile
 PYTEST_ARGS ?=
 ARGS ?=
 
@@ -23,7 +23,7 @@ BIN := $(VENV)/bin
 ifeq ($(origin EXTRAS),undefined)
 PROBE := import os, shutil, sysconfig as s; \
 	print(",verify" if shutil.which("cc") and os.path.exists(s.get_path("include") + "/Python.h") else "")
-EXTRAS := dev,browser,preferences,judge$(shell $(or $(wildcard $(BIN)/python),$(PYTHON)) -c '$(PROBE)' 2>/dev/null)
+EXTRAS := dev,browser,preferences$(shell $(or $(wildcard $(BIN)/python),$(PYTHON)) -c '$(PROBE)' 2>/dev/null)
 endif
 
 # What `make check` runs: the tests of the house and of the two lowest floors need no model and take seconds.
@@ -100,11 +100,11 @@ quickstart: $(VENV)/.runs
 labs: $(VENV)/.runs
 	$(BIN)/tether lab all
 
-# An environment of its own: the manual needs neither torch nor tether installed.
-docs: $(VENV)/.docs/.installed
-	@$(VENV)/.docs/bin/python benchmarks/manual.py
+# tether writes the pages of keys and commands; the site is built in an environment of its own.
+docs: $(VENV)/.docs/.installed $(VENV)/.runs
+	@$(BIN)/python -m tools.dev.manual
 	@cd build/manual && $(abspath $(VENV))/.docs/bin/zensical build --clean --strict
-	@$(VENV)/.docs/bin/python benchmarks/manual.py --finish
+	@$(BIN)/python -m tools.dev.manual --finish
 
 $(VENV)/.docs/.installed: locks/docs.txt
 	@$(PYTHON) -m venv $(VENV)/.docs

@@ -37,9 +37,9 @@ def peer(name: str) -> str | None:
 
 def prompts(loaded: Any) -> list[dict[str, Any]]:
     """The quickstart's messages, as text and as the model's own tokens."""
-    from tether.build.roles import encoder_of
     from tether.core.rundir import read_jsonl
     from tether.core.types import user
+    from tether.runner.assembly.roles import encoder_of
     from tether.settings.section import PACKAGED
 
     encoder = encoder_of(loaded)
@@ -51,11 +51,11 @@ def pairs(loaded: Any, limit: int = 600) -> list[dict[str, Any]]:
     """Human comparisons with the lengths that they have: the first usable ones of HH's
     helpful-base.
     """
-    from tether.build.data.rows import load_rows
-    from tether.build.roles import encoder_of
     from tether.core.types import Comparison
     from tether.data.prepare import encode_comparisons
     from tether.data.sources import Quarantine
+    from tether.runner.assembly.data.rows import load_rows
+    from tether.runner.assembly.roles import encoder_of
     from tether.settings.section import DataConfig
 
     path = "${TETHER_DATA}/hh/helpful-base.train.jsonl.gz"
@@ -249,8 +249,8 @@ def run(
     """A benchmark's result beside the facts that are `known`, of contestants on `model`: a folder,
     a source or a package.
     """
-    from tether.build.models import open_model
     from tether.models.pretrained import resolve
+    from tether.runner.assembly.models import open_model
     from tether.settings.model import ModelConfig
 
     loaded = open_model(

@@ -1,13 +1,13 @@
-"""`python -m benchmarks.coverage [--draws N] [--only KIND ...] [--resume] [--no-write]`: how often
-printed intervals hold the truth.
+"""`python -m benchmarks.coverage [--draws N] [--only KIND ...] [--resume] [--no-write] [--show]`: how
+often printed intervals hold the truth.
 
 Each cell simulates data whose truth is known and puts them through the function that prints the
-number, 1,000 times and more. Writes docs/trust/intervals.md and benchmarks/results/coverage.json
-after each cell; with `--only` the other kinds stay as they were, and `--resume` leaves out cells
-that have their draws. The last line is JSON. Of the intervals that are printed 93% to 97% are
-wanted to hold the truth; a cell of which most draws print none is too few. An interval that holds
-the truth in more by construction is a bound, "at least 95%": all of a kind in `BOUNDS`, and a cell
-whose `note` says why.
+number, 1,000 times and more. Writes benchmarks/results/coverage.json after each cell; with `--only`
+the other kinds stay as they were, and `--resume` leaves out cells that have their draws. `--show`
+measures nothing and prints the stored cells as tables. The last line is JSON. Of the intervals that
+are printed 93% to 97% are wanted to hold the truth; a cell of which most draws print none is too
+few. An interval that holds the truth in more by construction is a bound, "at least 95%": all of a
+kind in `BOUNDS`, and a cell whose `note` says why.
 """
 
 from __future__ import annotations
@@ -27,14 +27,13 @@ from tether.evaluation.peaks import peak_interval
 from tether.evaluation.process import StepCounts, accuracy_erroneous, step_estimates, step_f1
 from tether.evaluation.sycophancy import judge_premises
 from tether.evaluation.winrate import gain, mean_estimate, pairwise_accuracy, win_rate
-from tether.labels.agreement import cohen_kappas, krippendorff_alpha, raw_agreement
-from tether.labels.votes import Vote
+from tether.people.labels.agreement import cohen_kappas, krippendorff_alpha, raw_agreement
+from tether.people.labels.votes import Vote
 from tether.stats import Estimate, best_against_best, trend
 from tether.stats.groups import student
 
 FOLDER = Path(__file__).parent
 RESULTS = FOLDER / "results" / "coverage.json"
-PAGE = FOLDER.parent / "docs" / "trust" / "intervals.md"
 LOWEST, HIGHEST = 0.93, 0.97
 Generator = np.random.Generator
 
@@ -605,6 +604,9 @@ BOUNDS = {
         "near 0 and far from it. The upper bound leaves room for noise that only adds to the error, "
         "the lower one for unknown signs"
     ),
+    "mean over seeds": (
+        "the noise of a run's answers is in the spread of the seeds and in the error over prompts"
+    ),
     "best against best decoding": (
         "each bound alone must hold in 97.5%. This includes a policy with one best temperature and a "
         "start with several, or the reverse. All other cases get more"
@@ -615,14 +617,9 @@ BOUNDS = {
 """Kinds whose intervals are bounds: they hold the truth in at least 95% by construction; why."""
 
 
-def page(cells: Sequence[Cell]) -> str:
-    """The documentation page: its head, and a table a kind."""
-    head = (
-        (FOLDER / "coverage.head.md")
-        .read_text(encoding="utf-8")
-        .replace("{draws}", f"{cells[0].draws:,}")
-    )
-    parts = [head.rstrip()]
+def tables(cells: Sequence[Cell]) -> str:
+    """A table a kind, as Markdown."""
+    parts = []
     for kind in dict.fromkeys(cell.kind for cell in cells):
         own = [cell for cell in cells if cell.kind == kind]
         power = kind in POWER
@@ -688,9 +685,13 @@ def main() -> None:
         "--no-write",
         dest="write",
         action="store_false",
-        help=("leave the page and the results as they are"),
+        help=("leave the results as they are"),
     )
+    parser.add_argument("--show", action="store_true", help="print the stored cells as tables")
     arguments = parser.parse_args()
+    if arguments.show:
+        print(tables(stored()), end="")
+        return
     cells = {(cell.kind, cell.name): cell for cell in stored()}
     quick = [kind for kind in KINDS if kind not in SLOW]
     for case in cases(*(SLOW if arguments.slow else quick)):
@@ -709,11 +710,10 @@ def main() -> None:
 
 
 def store(cells: Mapping[tuple[str, str], Cell]) -> None:
-    """Write the results and the page, in the order of the cases."""
+    """Write the results, in the order of the cases."""
     own = [cells[key] for case in cases() if (key := (case.kind, case.name)) in cells]
     rows = ",\n".join(json.dumps(cell._asdict()) for cell in own)
     RESULTS.write_text(f"[\n{rows}\n]\n", encoding="utf-8")
-    PAGE.write_text(page(own), encoding="utf-8")
 
 
 def report(measured_cells: Mapping[tuple[str, str], Cell], draws: int) -> None:

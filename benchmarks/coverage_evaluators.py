@@ -15,8 +15,8 @@ import numpy as np
 from tether.evaluation.length_controlled import length_controlled_win_rate
 from tether.evaluation.multiple_choice import calibration_estimate
 from tether.evaluation.ranking import rank_policies
-from tether.stats import Estimate, grouped_share
-from tether.stats.prediction_powered import prediction_powered_mean
+from tether.stats import Estimate, grouped_mean, grouped_share, mean_of_runs
+from tether.stats.prediction_powered import prediction_powered_win_rate
 
 SIZES = tuple((prompts, each) for prompts in (20, 40, 150) for each in (1, 4))
 LEANING = 0.8
@@ -71,7 +71,7 @@ def lengths() -> Iterator[Row]:
                 own.tolist(),
                 base.tolist(),
                 prompts=owners,
-            ).controlled
+            )
 
         draws = 400 if (prompts, each) == (150, 1) else 200
         truth = _expected(skill, spread)
@@ -136,29 +136,73 @@ def choices() -> Iterator[Row]:
 
             name = f"{questions} questions, error {truth:.3g}"
             yield Row("calibration error", name, truth, said, DRAWS)
+        for sure, rate in ((0.6, 0.6), (0.9, 0.9), (0.99, 0.99), (0.99, 0.9), (0.9, 0.97)):
+
+            def alike(
+                g: Generator,
+                questions: int = questions,
+                sure: float = sure,
+                rate: float = rate,
+            ) -> Estimate:
+                right = (g.random(questions) < rate).astype(float)
+                return calibration_estimate(np.full(questions, sure), right)
+
+            name = f"{questions} questions, {sure:.0%} sure, {rate:.0%} right"
+            yield Row("calibration error", name, abs(sure - rate), alike, DRAWS)
 
 
 def judged_by_machine() -> Iterator[Row]:
-    """Wins of which people judge half of all prompts and a machine, which errs in a fifth, all."""
-    for prompts, each in SIZES:
+    """Wins of which people judge half of all prompts, or 32 of 40, and a machine, which errs in a fifth,
+    all.
+    """
+    sizes = [(prompts, each, prompts // 2, 0.5) for prompts, each in SIZES]
+    for prompts, each, few, skill in [*sizes, (40, 1, 32, 1.4), (40, 4, 32, 3.0)]:
 
-        def draw(g: Generator, prompts: int = prompts, each: int = each) -> Estimate:
+        def draw(
+            g: Generator,
+            prompts: int = prompts,
+            each: int = each,
+            few: int = few,
+            skill: float = skill,
+        ) -> Estimate:
             leaning = LEANING if each > 1 else 0.0
-            odds = 0.5 + leaning * np.repeat(g.normal(size=prompts), each)
+            odds = skill + leaning * np.repeat(g.normal(size=prompts), each)
             people = g.random(prompts * each) < _chance(odds)
             machine = np.where(g.random(len(people)) < 0.2, ~people, people).astype(float)
-            judged = np.repeat(g.permutation(prompts) < prompts // 2, each)
+            judged = np.repeat(g.permutation(prompts) < few, each)
             labels = [
                 float(label) if own else None for label, own in zip(people, judged, strict=True)
             ]
             owners = np.repeat(np.arange(prompts), each).tolist()
-            return prediction_powered_mean(labels, machine.tolist(), owners).estimate
+            return prediction_powered_win_rate(labels, machine.tolist(), owners).estimate
 
-        truth = _expected(0.5, LEANING if each > 1 else 0.0)
+        truth = _expected(skill, LEANING if each > 1 else 0.0)
         kind = "win rate judged by people and machine"
-        yield Row(kind, _named(prompts, each), truth, draw, DRAWS)
+        name = _named(prompts, each) + f", {truth:.0%} won" * (skill != 0.5)
+        yield Row(kind, name, truth, draw, DRAWS)
 
 
-KINDS = (rankings, choices, judged_by_machine)
+def seeds() -> Iterator[Row]:
+    """Gains of runs that share 150 prompts, and their start's answers or not."""
+    for count in (3, 5, 10):
+        for start, spread in (("one start", 0.0), ("one start", 0.3), ("own starts", 0.1)):
+
+            def draw(
+                g: Generator,
+                count: int = count,
+                start: str = start,
+                spread: float = spread,
+            ) -> Estimate:
+                before = g.normal(size=(1 if start == "one start" else count, 150))
+                effect = 0.3 * g.normal(size=150) + spread * g.normal(size=(count, 1))
+                gains = effect + g.normal(size=(count, 150)) - before
+                runs = [Estimate(one.mean(), -9.0, 9.0, 150) for one in gains]
+                return mean_of_runs(runs, grouped_mean(gains.mean(0), None))[0]
+
+            name = f"{count} seeds of {start}, apart by {spread}"
+            yield Row("mean over seeds", name, 0.0, draw, DRAWS)
+
+
+KINDS = (rankings, choices, judged_by_machine, seeds)
 SLOW = (lengths,)
 """Kinds of which one draw takes a second and more: measured on demand."""

@@ -24,25 +24,25 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tether.core.types import Prompt, Sampling, user
-from tether.cpu.attention import pick_attention
 from tether.data.batches import make_batch
 from tether.data.chat import ChatEncoder, Encoded
-from tether.learner.local import LocalLearner
+from tether.models.cpu.attention import pick_attention
 from tether.models.heads import ScalarHead
 from tether.models.loading import add_adapter, pick_device
 from tether.models.tiny import tiny_tokenizer
 from tether.models.trunk import Role
-from tether.planning.devices import DECODING_EFFICIENCY, EFFICIENCY, Device, machine_for
-from tether.planning.plan import SHAPES, plan
-from tether.planning.speeds import RowSizes
 from tether.rewards.learned import LearnedReward
 from tether.rollout.local import LocalEngine
+from tether.runner.planning.devices import DECODING_EFFICIENCY, EFFICIENCY, Device, machine_for
+from tether.runner.planning.plan import SHAPES, plan
+from tether.runner.planning.speeds import RowSizes
 from tether.settings.learner import OptimizerConfig
 from tether.settings.model import LoraConfig
 from tether.settings.policy import PolicyConfig
 from tether.settings.reading import build
 from tether.settings.recipe import Recipe
 from tether.settings.supervised import SFTConfig
+from tether.stages.learner.local import LocalLearner
 from tether.stages.policy_gradient import PolicyGradient
 from tether.stages.sft import SFT
 from tether.stages.supervised import make_step

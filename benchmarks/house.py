@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import io
 import itertools
-import re
 import sys
 import tokenize
 import tomllib
@@ -18,42 +17,22 @@ from collections import defaultdict
 from collections.abc import Container, Iterator
 from pathlib import Path
 
-from benchmarks import prose
-
 REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGE = REPOSITORY / "src" / "tether"
 VAGUE = frozenset({"found", "known", "said", "told", "kept", "asked", "apart"})
 """Names of locals that say nothing of what they hold."""
-QUESTION_WORDS = frozenset(
-    {
-        "what",
-        "whatever",
-        "who",
-        "whoever",
-        "whose",
-        "whether",
-        "how",
-        "where",
-        "which",
-        "when",
-        "why",
-    },
-)
-"""First words that open a docstring as a question, where a noun or a verb names the thing."""
 RIGHT_SPLATS = {
     "algorithms/token_batch.py: replace": "each tensor among the fields, found by reflection",
-    "annotation/answers.py: Answer": "a typed dictionary, `Origin`",
-    "annotation/task_json.py: Answer": "a typed dictionary, `Origin`",
-    "classic/config.py: cls": "keywords of a user, which pydantic checks",
-    "build/judges.py: FunctionReward": "a typed dictionary, `LimitArguments`",
-    "data/formats/pairs.py: Comparison": "a typed dictionary, `_Label`",
+    "people/annotation/answers.py: Answer": "a typed dictionary, `Origin`",
+    "people/annotation/task_json.py: Answer": "a typed dictionary, `Origin`",
+    "api/classic/config.py: cls": "keywords of a user, which pydantic checks",
+    "runner/assembly/judges.py: FunctionReward": "a typed dictionary, `LimitArguments`",
     "data/formats/registry.py: replace": "the one of two fields that a record has",
     "evaluation/suite.py: Record": "a row that the same class wrote as JSON",
-    "methods/pairs.py: Annotation": "a row that the same class wrote as JSON",
-    "methods/pairs.py: Comparison": "a row that the same class wrote as JSON",
-    "report/figures.py: Trace": "a row of a packaged table, which a test reads",
+    "runner/methods/pairs.py: Annotation": "a row that the same class wrote as JSON",
+    "runner/methods/pairs.py: Comparison": "a row that the same class wrote as JSON",
+    "watch/report/figures.py: Trace": "a row of a packaged table, which a test reads",
     "rewards/function.py: FunctionReward": "a typed dictionary, `LimitArguments`",
-    "rewards/sandbox.py: CheckResult": "a row that the same class wrote as JSON",
 }
 """Calls of a class that may be given unpacked values, by file and class, each with its reason."""
 LAYOUT = frozenset(
@@ -159,12 +138,6 @@ def by_place(tree: ast.Module) -> Iterator[str]:
                 yield node.name
 
 
-def question_docstrings(tree: ast.Module) -> int:
-    """Number of docstrings that open with a question, those of attributes included."""
-    first_words = (re.match(r"\s*(\w*)", text) for _, text in _text_statements(tree))
-    return sum(word is not None and word[1].lower() in QUESTION_WORDS for word in first_words)
-
-
 def counts(package: Path = PACKAGE) -> dict[str, int]:
     """All counts, by the names under which their ceilings stand."""
     sources = {path: path.read_text(encoding="utf-8") for path in sorted(package.rglob("*.py"))}
@@ -189,8 +162,6 @@ def counts(package: Path = PACKAGE) -> dict[str, int]:
         ),
         "public_names_twice": sum(len(paths) > 1 for paths in homes.values()),
         "vague_locals": sum(map(vague_locals, trees.values())),
-        "question_docstrings": sum(map(question_docstrings, trees.values())),
-        **prose.counts(sources.values(), prose.documents()),
         "any": sum(map(uses_of_any, trees.values())),
         "splats": sum(
             f"{path.relative_to(package).as_posix()}: {name}" not in RIGHT_SPLATS

@@ -31,7 +31,7 @@ from typing import Any
 
 import psutil
 
-from tether.core.rundir import whole_file
+from tether.core.keeping import durable
 from tether.rewards import code
 from tether.rewards.sandbox import CheckResult, Sandbox
 from tether.rewards.scratch import FILES, THREADS
@@ -66,11 +66,12 @@ LIMITS = {
 kernel's own: buffers, stacks.
 """
 UNMOUNTED = {
+    "memory": (MEMORY * MB, 64 * MB),
     "disk": (code.SCRATCH, 512 * MB),
     "files": (FILES, 20_000),
     "threads": (THREADS, 3000),
 }
-"""Where nothing can be mounted, a program goes on for the 50 ms between two measurements."""
+"""Where nothing can be mounted, a program goes on between two measurements, of 10 ms and more."""
 TICK = 0.005
 PAGE = Path(__file__).resolve().parent.parent / "docs/trust/safety.md"
 ON_THE_PAGE = {
@@ -245,7 +246,7 @@ def write_page(rows: list[dict[str, Any]], page: Path) -> None:
         cells = [f"{most[name] / MB:.0f} MB" for name in ("memory", "disk")]
         cells += [f"{most[name]:,}" for name in ("files", "processes", "threads", "open_files")]
         lines[places[0]] = f"{head}{' | '.join(cells)} | {most['seconds']:.1f} |\n"
-    with whole_file(page) as file:
+    with durable(page) as file:
         file.write_text("".join(lines), encoding="utf-8")
 
 

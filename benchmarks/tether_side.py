@@ -8,17 +8,16 @@ from typing import Any
 import torch
 from contestant import serve, settings
 
-from tether.build.models import open_model
 from tether.core.types import Prompt, Sampling, Score, user
 from tether.data.batches import make_batch, pack
 from tether.data.chat import ChatEncoder, Encoded
 from tether.data.prepare import Ranking
-from tether.learner.local import LocalLearner
 from tether.models.heads import ScalarHead
 from tether.models.loading import add_adapter
 from tether.models.trunk import Role
 from tether.rewards.learned import LearnedReward
 from tether.rollout.local import LocalEngine
+from tether.runner.assembly.models import open_model
 from tether.settings.kl import KLConfig
 from tether.settings.learner import OptimizerConfig
 from tether.settings.model import LoraConfig, ModelConfig
@@ -26,6 +25,7 @@ from tether.settings.policy import PolicyConfig
 from tether.settings.reward import RewardConfig
 from tether.settings.supervised import DirectConfig, SFTConfig
 from tether.stages.direct import Direct
+from tether.stages.learner.local import LocalLearner
 from tether.stages.policy_gradient import PolicyGradient
 from tether.stages.reward import RewardModeling
 from tether.stages.sft import SFT

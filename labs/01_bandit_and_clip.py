@@ -13,7 +13,7 @@ import torch
 from torch.nn.functional import logsigmoid
 
 from tether.algorithms.policy_losses import ppo_clip_loss
-from tether.labs import Lab, level, line
+from tether.api.labs import Lab, level, line
 
 lab = Lab("01_bandit_and_clip")
 torch.manual_seed(lab.seed)

@@ -12,9 +12,9 @@
 import torch
 from torch import Tensor
 
+from tether.api.labs import Lab, level, line
+from tether.api.labs.words import SHARPNESS, WORDS, Pairs, compare, fit_reward, gold
 from tether.evaluation.calibration import expected_calibration_error, reliability_curve
-from tether.labs import Lab, level, line
-from tether.labs.words import SHARPNESS, WORDS, Pairs, compare, fit_reward, gold
 
 lab = Lab("02_reward_model")
 luck = torch.Generator().manual_seed(lab.seed)

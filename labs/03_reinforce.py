@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, one_hot, pad
 
 from tether.algorithms.policy_losses import reinforce_loss
-from tether.labs import Lab, level, line
-from tether.labs.words import (
+from tether.api.labs import Lab, level, line
+from tether.api.labs.words import (
     END,
     LENGTH,
     START,

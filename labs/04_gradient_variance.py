@@ -14,8 +14,8 @@ from torch import Tensor
 
 from tether.algorithms.advantages import returns_to_go
 from tether.algorithms.policy_losses import reinforce_loss, value_loss
-from tether.labs import Lab, line
-from tether.labs.words import Answers, Shop, draw, gold
+from tether.api.labs import Lab, line
+from tether.api.labs.words import Answers, Shop, draw, gold
 
 lab = Lab("04_gradient_variance")
 luck = torch.Generator().manual_seed(lab.seed)

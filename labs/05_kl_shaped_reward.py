@@ -12,11 +12,11 @@
 import torch
 from torch import Tensor
 
-from tether.labs import Lab, line
-from tether.labs.ppo import shaped, train
-from tether.labs.words import Answers, Shop, base, draw, exact_kl, gold, logprobs_of
-from tether.monitoring.doctor import Finding, kl_sign, score_once, wrong_reference
-from tether.monitoring.doctor_log import StageLog, reference_at_start
+from tether.api.labs import Lab, line, ratio
+from tether.api.labs.ppo import shaped, train
+from tether.api.labs.words import Answers, Shop, base, draw, exact_kl, gold, logprobs_of
+from tether.watch.monitoring.doctor import Finding, kl_sign, score_once, wrong_reference
+from tether.watch.monitoring.doctor_log import check_rows
 
 lab = Lab("05_kl_shaped_reward")
 BETA = 0.3
@@ -131,6 +131,9 @@ lab.plot(
 
 
 # %%
+REFERENCE = {"wrong_reference", "moving_reference"}
+
+
 def diagnose(name: str) -> list[str]:
     """The checks that find something in a variant."""
     game, shape = variants[name]
@@ -149,11 +152,10 @@ def diagnose(name: str) -> list[str]:
         "KL sign": kl_sign(float(lifted - before), BETA, "reward"),
         "score placement": score_once(shape(scores, policy, policy, batch.mask, 0.0), lengths),
         "reference": wrong_reference(policy, own, batch.mask),
-        "reference, in the log": reference_at_start(
-            StageLog(rows, {}), [step.kl for step in logs[name]]
-        ),
     }
-    return [check for check, result in checks.items() if isinstance(result, Finding)]
+    found = [check for check, result in checks.items() if isinstance(result, Finding)]
+    in_log = {one.check for one in check_rows(rows, {}) if isinstance(one, Finding)}
+    return [*found, *["reference, in the log"] * bool(in_log & REFERENCE)]
 
 
 findings = {name: diagnose(name) for name in variants}
@@ -186,7 +188,7 @@ lab.expect("runs that the doctor judges rightly, of 5", agreed, 5, 5, "theory: e
 drift = {name: game.drift[-1] for name, (game, _) in variants.items()}
 reported = max(abs(step.kl) for step in logs["moving reference"])
 lab.expect("KL that the moving reference reports", reported, 0, 1e-6, "theory: 0")
-against = {name: kl / drift["right"] for name, kl in drift.items()}
+against = {name: ratio(kl, drift["right"]) for name, kl in drift.items()}
 lab.expect(
     "KL with the wrong sign, over the right one",
     against["sign"],

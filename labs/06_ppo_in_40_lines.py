@@ -16,9 +16,9 @@ from statistics import fmean as mean
 import torch
 from torch import Tensor
 
-from tether.labs import Lab, level, line
-from tether.labs.ppo import Step, shaped, train
-from tether.labs.words import Shop, best_temperature, draw, exact_kl, gold, random_score
+from tether.api.labs import Lab, level, line, ratio
+from tether.api.labs.ppo import Step, shaped, train
+from tether.api.labs.words import Shop, best_temperature, draw, exact_kl, gold, random_score
 
 lab = Lab("06_ppo_in_40_lines")
 luck = torch.Generator().manual_seed(lab.seed)
@@ -100,7 +100,7 @@ lab.plot(
 ratios = max(abs(step.first_ratio - 1) for step in right)
 lab.expect("first ratio, largest distance from 1", ratios, 0, 1e-5, "theory: 0 but for rounding")
 lab.expect("KL of the first step", estimates[0], -1e-5, 1e-5, "theory: 0 but for rounding")
-last = mean(estimates[-20:]) / mean(drift[-20:])
+last = ratio(mean(estimates[-20:]), mean(drift[-20:]))
 lab.expect("estimated over exact KL, last 20 steps", last, 0.85, 1.15, "theory: 1")
 gain = truth(shops["PPO"]) - cooled
 control = truth(shops["PPO, random reward"]) - shops["PPO"].truth[0]

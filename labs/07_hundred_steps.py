@@ -11,9 +11,9 @@
 # %%
 import torch
 
-from tether.labs import Lab, level, line
-from tether.labs.ppo import train
-from tether.labs.words import (
+from tether.api.labs import Lab, level, line, ratio
+from tether.api.labs.ppo import train
+from tether.api.labs.words import (
     WORDS,
     Shop,
     best_temperature,
@@ -144,7 +144,7 @@ gap = free_scores[-1] - scores[-1]
 control = truth["random reward"] - truth["start"]
 lab.expect(
     "KL over the last 30 steps, largest / smallest",
-    max(flat) / min(flat),
+    ratio(max(flat), min(flat)),
     1,
     2.5,
     "seeds 0 to 2: 1.33 to 1.58",

@@ -13,9 +13,9 @@ from itertools import pairwise
 
 import torch
 
-from tether.labs import Lab, level, line
-from tether.labs.ppo import train
-from tether.labs.words import (
+from tether.api.labs import Lab, level, line
+from tether.api.labs.ppo import train
+from tether.api.labs.words import (
     Shop,
     best_temperature,
     compare,

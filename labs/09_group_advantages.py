@@ -25,9 +25,9 @@ from tether.algorithms.advantages import (
 from tether.algorithms.kl import kl_policy_reference_k2
 from tether.algorithms.masked import masked_sum
 from tether.algorithms.policy_losses import ppo_clip_loss, reinforce_loss, value_loss
-from tether.labs import Lab, level, line, points
-from tether.labs.ppo import train as train_ppo
-from tether.labs.words import (
+from tether.api.labs import Lab, level, line, points
+from tether.api.labs.ppo import train as train_ppo
+from tether.api.labs.words import (
     LENGTH,
     TEMPERATURES,
     WORDS,

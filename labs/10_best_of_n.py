@@ -16,8 +16,8 @@ from torch import Tensor
 
 from tether.algorithms.kl import kl_best_of_n
 from tether.algorithms.preference_losses import negative_log_likelihood
-from tether.labs import Lab, level, line
-from tether.labs.words import (
+from tether.api.labs import Lab, level, line
+from tether.api.labs.words import (
     Answers,
     Score,
     best_temperature,

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from tether.algorithms.preference_losses import dpo_loss, ipo_loss, kto_loss
-from tether.labs import Lab, level, line, points
-from tether.labs.ppo import train as train_ppo
-from tether.labs.words import (
+from tether.api.labs import Lab, level, line, points, ratio
+from tether.api.labs.ppo import train as train_ppo
+from tether.api.labs.words import (
     SHARPNESS,
     Answers,
     Pairs,
@@ -253,7 +253,7 @@ half = STEPS // EVERY // 2
 margins = {name: look.margin for name, look in looks.items()}
 lost = {name: look.chosen[-1] for name, look in looks.items()}
 gains = {name: max(look.truth) - cooled for name, look in looks.items()}
-growth = {name: margin[-1] / margin[half] for name, margin in margins.items()}
+growth = {name: ratio(margin[-1], margin[half]) for name, margin in margins.items()}
 share = margins["IPO"][-1] * 2 * BETA
 lab.expect("margin of DPO, end over half way", growth["DPO"], 1.3, 2, "seeds 0 to 4: 1.53 to 1.58")
 lab.expect("margin of IPO, end over half way", growth["IPO"], 1, 1.2, "seeds 0 to 4: 1.06 to 1.08")

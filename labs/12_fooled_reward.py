@@ -11,9 +11,9 @@
 # %%
 import torch
 
-from tether.labs import Lab, level, line, points
-from tether.labs.ppo import train
-from tether.labs.questions import (
+from tether.api.labs import Lab, level, line, points
+from tether.api.labs.ppo import train
+from tether.api.labs.questions import (
     PERHAPS,
     TICK,
     Answers,
@@ -25,7 +25,7 @@ from tether.labs.questions import (
     gold,
     start,
 )
-from tether.monitoring.watch import Watch
+from tether.watch.monitoring.watch import Watch
 
 lab = Lab("12_fooled_reward")
 luck = torch.Generator().manual_seed(lab.seed)

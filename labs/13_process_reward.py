@@ -22,9 +22,9 @@ from tether.algorithms.process import (
     step_cross_entropy,
     weakest_step,
 )
-from tether.labs import Lab, line
-from tether.labs.ppo import shaped, train
-from tether.labs.sums import HABITS, NUMBERS, PLACES, Solutions, Solver, solve
+from tether.api.labs import Lab, line
+from tether.api.labs.ppo import shaped, train
+from tether.api.labs.sums import HABITS, NUMBERS, PLACES, Solutions, Solver, solve
 
 lab = Lab("13_process_reward")
 luck = torch.Generator().manual_seed(lab.seed)

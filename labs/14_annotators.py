@@ -16,12 +16,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tether.labels.aggregation import Label, dawid_skene, majority
-from tether.labels.agreement import fleiss_kappa, raw_agreement
-from tether.labels.quality import suspicious
-from tether.labs import Lab, level, line, points
-from tether.labs.crowd import accuracy_of, ballots, decided, in_theory, log_odds
-from tether.labs.words import WORDS, Pairs, fit_reward, gold
+from tether.api.labs import Lab, level, line, points
+from tether.api.labs.crowd import accuracy_of, ballots, decided, in_theory, log_odds
+from tether.api.labs.words import WORDS, Pairs, fit_reward, gold
+from tether.people.labels.aggregation import Label, dawid_skene, majority
+from tether.people.labels.agreement import fleiss_kappa, raw_agreement
+from tether.people.labels.quality import suspicious
 
 lab = Lab("14_annotators")
 luck = torch.Generator().manual_seed(lab.seed)

@@ -13,11 +13,9 @@ import torch
 from torch import Tensor
 
 from tether.algorithms.preference_losses import negative_log_likelihood
-from tether.evaluation.decoding import control
-from tether.evaluation.winrate import pairwise_accuracy
-from tether.labs import Lab, level, line
-from tether.labs.ppo import train
-from tether.labs.words import (
+from tether.api.labs import Lab, level, line
+from tether.api.labs.ppo import train
+from tether.api.labs.words import (
     TEMPERATURES,
     Answers,
     Shop,
@@ -32,6 +30,9 @@ from tether.labs.words import (
     logprobs_of,
     random_score,
 )
+from tether.evaluation.decoding import control
+from tether.evaluation.winrate import pairwise_accuracy
+from tether.watch.report.numbers import bracketed, signed
 
 lab = Lab("15_pipeline")
 luck = torch.Generator().manual_seed(lab.seed)
@@ -167,20 +168,14 @@ columns = {name: answers_of(shop.table.detach()) for name, shop in shops.items()
 again = answers_of(tuned)
 judged = {name: control(before, after, groups, 1.0) for name, after in columns.items()}
 judged["the start once more"] = control(before, again, groups, 1.0)
-
-
-def interval(estimate: dict[str, float]) -> str:
-    return "{value:+.2f} [{low:+.2f}, {high:+.2f}]".format(**estimate)
-
-
 lab.table(
     ["policy", "KL", "gain at temperature 1", "gain, best against best", "verdict"],
     [
         [
             name,
             exact_kl(shops[name].table.detach(), tuned) if name in shops else 0.0,
-            interval(result["by_temperature"]["1"]["gain"]),
-            interval(result["over_best_decoding"]),
+            bracketed(result["by_temperature"]["1"]["gain"], signed),
+            bracketed(result["over_best_decoding"], signed),
             result["verdict"],
         ]
         for name, result in judged.items()

@@ -3,6 +3,6 @@
 docs/guides/labs.md lists them.
 """
 
-from tether.labs.lab import Lab, level, line, points
+from tether.api.labs.lab import Lab, level, line, points, ratio
 
-__all__ = ["Lab", "level", "line", "points"]
+__all__ = ["Lab", "level", "line", "points", "ratio"]

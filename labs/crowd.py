@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from tether.labels.aggregation import Label
-from tether.labels.votes import Vote
-from tether.labs.words import Answers, draw, fine_tuned, gold
+from tether.api.labs.words import Answers, draw, fine_tuned, gold
+from tether.people.labels.aggregation import Label
+from tether.people.labels.votes import Vote
 
 
 def take(answers: Answers, rows: Tensor) -> Answers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import re
 import sys
@@ -17,9 +18,9 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
-from tether.core.rundir import whole_file
-from tether.report.frame import fill_template
-from tether.report.plotting import PALETTE, Trace, framed
+from tether.core.keeping import durable
+from tether.watch.report.frame import fill_template
+from tether.watch.report.plotting import PALETTE, Trace, framed
 
 HERE = Path(__file__).resolve().parent
 HEIGHT = 300
@@ -198,7 +199,7 @@ class Lab:
             seed=self.seed,
         )  # fmt: skip
         self.page.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(self.page) as temporary:
+        with durable(self.page) as temporary:
             temporary.write_bytes(page.encode("utf-8", "replace"))
         return self.page.resolve()
 
@@ -244,6 +245,11 @@ def cells_of(source: str) -> Iterator[Cell]:
 def coloured(code: str) -> Markup:
     """Python code as HTML, its kinds of words as classes."""
     return Markup(highlight(code.strip("\n"), PythonLexer(), HtmlFormatter(nowrap=True)))
+
+
+def ratio(value: float, base: float) -> float:
+    """One measured number over another; infinite over 0, as before the first update."""
+    return value / base if base else math.inf
 
 
 def title_of(source: str) -> str:

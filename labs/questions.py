@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tether.algorithms.preference_losses import bradley_terry_loss
 from tether.evaluation.sycophancy import judge_premises
-from tether.monitoring.texts import Text
+from tether.watch.monitoring.texts import Text
 
 END = "."
 WORDS = ("yes", "no", "because", "numbers", "add", "up", "perhaps", "✓", END)

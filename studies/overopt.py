@@ -26,24 +26,26 @@ from studies.command import run_study
 from studies.curves import best_of_n_estimate, fit_overoptimization
 from studies.overopt_page import write_page
 from tether.algorithms.kl import kl_best_of_n
-from tether.build.context import Context
-from tether.build.data.rows import load_rows, named
-from tether.build.judges import score_judge
-from tether.build.models import open_model
-from tether.build.rewards import learned_reward
-from tether.build.roles import local_engine
+from tether.cli.terminal.bars import bars
 from tether.core.errors import ConfigError
+from tether.core.protocols import Progress
 from tether.core.rundir import RunDirectory, append_jsonl, read_json, read_jsonl, write_json
 from tether.core.types import Comparison, Json, Prompt, Rollout, Score, StopReason
-from tether.cpu.memory import free_memory
 from tether.data.sources import Quarantine, split_by_group
 from tether.evaluation.peaks import Measured, best_step, has_fallen, peak_interval, without_none
 from tether.evaluation.winrate import gain, mean_estimate
-from tether.learner.loop import Progress
-from tether.methods.stage import run_stage
+from tether.models.cpu.memory import free_memory
 from tether.models.trunk import Role
+from tether.runner.assembly.data.rows import load_rows, named
+from tether.runner.assembly.job import AnyJob
+from tether.runner.assembly.judges import score_judge
+from tether.runner.assembly.models import open_model
+from tether.runner.assembly.rewards import learned_reward
+from tether.runner.assembly.roles import local_engine
+from tether.runner.earlier import with_earlier_results
 from tether.runner.jobs import expand
-from tether.runner.run import context_of, run_recipe
+from tether.runner.methods.stage import run_stage
+from tether.runner.run import run_recipe
 from tether.settings.config import Config
 from tether.settings.judges import FunctionJudge, JudgeConfig
 from tether.settings.model import ModelConfig
@@ -55,7 +57,6 @@ from tether.settings.rewards import Combine
 from tether.settings.sampling import PPOSection
 from tether.settings.supervised import SFTSection
 from tether.stats import group_indices
-from tether.terminal.bars import bars
 
 POOL_SEED = 15485863
 NO_EFFECT = {
@@ -264,7 +265,7 @@ class Ground:
             self.progress,
         )
         jobs = expand(recipe, ["reward", "ppo"])
-        self.reward, self.ppo = (context_of(job) for job in jobs)
+        self.reward, self.ppo = (with_earlier_results(job) for job in jobs)
         evaluate = config.ppo.evaluate
         assert (
             evaluate is not None
@@ -291,13 +292,14 @@ class Ground:
         if rows is None:
             rows = load_rows(named(reward.data, "reward"), Comparison, Quarantine(keep=0))
         train, test = split_by_group(rows, reward.heldout_fraction, reward.seed)
-        own = self._context(
+        own = self._job(
             self.reward,
             folder,
+            settings=self.config.reward_section(proxy),
             rows=labels(train, proxy.pairs, proxy.flipped, self.seed),
             truth=test,
         )
-        run_stage(self.config.reward_section(proxy), own)
+        run_stage(own)
         free_memory()
         return folder / "model"
 
@@ -305,7 +307,7 @@ class Ground:
         """One PPO run against a proxy, and what gold says about its course."""
         folder = self.root / "policies" / f"{name}-{coefficient:g}"
         section = self.config.policy_section(proxy, coefficient, self.seed)
-        summary = run_stage(section, self._context(self.ppo, folder, scorer=reward))
+        summary = run_stage(self._job(self.ppo, folder, settings=section, scorer=reward))
         free_memory()
         groups = [
             str(i)
@@ -319,8 +321,8 @@ class Ground:
         course = course_of(RunDirectory(folder).held_out(), groups)
         return {**course, "alarms": alarms, "folder": str(folder.relative_to(self.config.run))}
 
-    def _context(self, context: Context, folder: Path, **changes: object) -> Context:
-        return replace(context, folder=folder, progress=self.progress(folder.name), **changes)
+    def _job(self, job: AnyJob, folder: Path, **changes: object) -> AnyJob:
+        return replace(job, folder=folder, progress=self.progress(folder.name), **changes)
 
 
 class Pool:

@@ -16,12 +16,20 @@ from typing import NamedTuple
 import numpy as np
 
 from tether.core.errors import RunError
-from tether.report.answers import training_samples
-from tether.report.frame import fill_template
-from tether.report.narrative import Conclusion
-from tether.report.numbers import bracketed, decimal, percent, side, signed
-from tether.report.plotting import MUTED, PALETTE, Plot, Trace, framed, label
-from tether.report.reading import Estimate, Row, SubRun, estimate, json_of, mapping, read_sub_run
+from tether.watch.report.answers import training_samples
+from tether.watch.report.frame import fill_template
+from tether.watch.report.narrative import Conclusion
+from tether.watch.report.numbers import bracketed, decimal, percent, signed
+from tether.watch.report.plotting import MUTED, PALETTE, Plot, Trace, framed, label
+from tether.watch.report.reading import (
+    Estimate,
+    Row,
+    SubRun,
+    estimate,
+    json_of,
+    mapping,
+    read_sub_run,
+)
 
 PROXY_COLUMNS = (
     "proxy", "pairs", "flipped", "members", "accuracy against gold, by seed", "gold gain of the "
@@ -79,7 +87,7 @@ class Course(NamedTuple):
 
     @property
     def fell(self) -> bool:
-        return side(self.fall, 0) < 0
+        return self.fall.high < 0
 
     @property
     def warned(self) -> bool:
@@ -143,7 +151,7 @@ def write_page(run: Path) -> Path:
         verdict=study_conclusion(study),
         proxies=(PROXY_COLUMNS, proxy_rows(study)),
         policies=(POLICY_COLUMNS, policy_rows(study)),
-        samples=training_samples(study.worst),
+        samples=training_samples(study.worst) if study.worst else [],
         worst=study.worst.name if study.worst else "",
     )  # fmt: skip
     path.write_text(text, encoding="utf-8", errors="replace")

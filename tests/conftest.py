@@ -42,7 +42,7 @@ def installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
-if installed("beartype") and "tether.algorithms" not in sys.modules:
+if "tether.algorithms" not in sys.modules:
     from jaxtyping import install_import_hook
 
     # Every shape annotation of the algorithms is checked at each call, for as long as the tests
@@ -88,39 +88,7 @@ def unmet(marker: str) -> str | None:
     return None
 
 
-LONGEST = (
-    *(
-        "learner/test_ranks.py",
-        "cli/test_commands.py",
-        "benchmarks/test_smoke.py",
-        "stages/test_policy_gradient.py",
-    ),
-    *(
-        "device/test_pretend.py",
-        "annotation/server/test_browser.py",
-        "run/test_exact_resume.py",
-        "learner/test_planner.py",
-    ),
-    *(
-        "rollout/test_ahead.py",
-        "stages/test_heldout.py",
-        "learner/test_sharded.py",
-        "cli/test_faults.py",
-    ),
-    *(
-        "rewards/test_verifiable.py",
-        "annotation/server/test_serve.py",
-        "quickstart/test_quickstart.py",
-    ),
-)
-"""The files that take longest come first, so that no process of `make test` is left alone with one
-at the end.
-"""
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    places = {REPOSITORY / "tests" / name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(item.path, len(places)))
     slow_wanted = config.getoption("--run-slow") or "slow" in config.getoption("-m")
     for item in items:
         if item.get_closest_marker("slow") and not slow_wanted:

@@ -31,7 +31,7 @@ PAGES = [
     ),
 ]
 SHELLS = ("sh", "bash", "shell", "console")
-OWN = ("tether", "studies", "benchmarks", "labs")
+OWN = ("tether", "studies", "benchmarks", "tools", "labs")
 FREE = {"argilla"}
 """Packages of others that a block may use without being installed here."""
 
@@ -160,7 +160,19 @@ def lines_of(block):
                 yield words
 
 
-PROGRAMS = {"tether", "python", "pip", "make", "source", "cp", "rm", "docker", "export", "git"}
+PROGRAMS = {
+    "tether",
+    "python",
+    "pip",
+    "make",
+    "source",
+    "cp",
+    "rm",
+    "docker",
+    "export",
+    "git",
+    "shuf",
+}
 """Programs that documents may start. `tether`'s commands are parsed by tests/cli/test_documented.py,
 those of `docker` by tests/test_containers.py.
 """

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from tests.cli.test_documented import parse
-from tether.build.engines import VLLM
+from tether.runner.assembly.engines import VLLM
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = sorted((ROOT / "docker").glob("Dockerfile*"))

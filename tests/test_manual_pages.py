@@ -9,8 +9,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from tools.dev import library, names, one_card
 
-from benchmarks import library, names, one_card
 from tether.settings.recipe import recipe_type
 from tether.settings.stages import STAGES
 from tether.settings.synonyms import FOREIGN, KEYS, NOTES
@@ -54,7 +54,6 @@ def _kinds_of_trl() -> dict[str, list[type]]:
 
 
 def test_every_setting_of_trl_has_a_row_or_the_same_name_here():
-    pytest.importorskip("trl")
     top = set(recipe_type().model_fields)
     for section, kinds in _kinds_of_trl().items():
         own = set(STAGES[section].section.model_fields) | {"args"} if section else top | {"seed"}
@@ -64,7 +63,6 @@ def test_every_setting_of_trl_has_a_row_or_the_same_name_here():
 
 
 def test_the_names_of_trl_are_fields_of_the_installed_one():
-    pytest.importorskip("trl")
     import peft
     import transformers
 
@@ -94,7 +92,7 @@ def test_each_message_of_the_troubleshooting_page_is_one_of_the_program():
     fragments = re.findall(r"^\| `([^`]+)` \|", table, re.M)
     files = (ROOT / "src" / "tether").rglob("*.py")
     source = re.sub(r'"\s*\n\s*f?"', "", "\n".join(p.read_text(encoding="utf-8") for p in files))
-    assert len(fragments) >= 20 and [text for text in fragments if text not in source] == []
+    assert len(fragments) >= 10 and [text for text in fragments if text not in source] == []
 
 
 def test_the_loop_with_a_model_of_ones_own_learns_and_has_forty_lines():
@@ -123,7 +121,8 @@ def test_a_first_sentence_fits_a_table():
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", ["sft", "direct"])
 def test_the_card_table_is_what_the_planner_counts(stage):
-    page = (GUIDES / "one_gpu.md").read_text(encoding="utf-8")
+    page = (GUIDES / "machines.md").read_text(encoding="utf-8")
+    page = page.partition("<!-- table -->")[2].partition("<!-- end -->")[0]
     header, *rows = (
         [cell.strip() for cell in line.split("|")[1:-1]]
         for line in page.splitlines()

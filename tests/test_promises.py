@@ -1,11 +1,10 @@
-"""Each sentence of SECURITY.md and docs/trust/safety.md has the name of a test that shows it, or a
-reason why it promises nothing (promises.toml); sentences that no other test shows are shown here.
+"""Each heading of SECURITY.md and docs/trust/safety.md has the tests that show what stands below it
+(promises.toml); what no other test shows is shown here.
 """
 
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 import tomllib
 from dataclasses import asdict
@@ -14,12 +13,12 @@ from pathlib import Path
 import pytest
 from benchmarks.sandbox import ENVIRONMENTS, LIMITS, PAGE, PROGRAMS, Row, write_page
 
-from tether.build.judges import text_judge
 from tether.core.errors import RewardError
 from tether.core.types import Prompt, Rollout, Sampling, StopReason, user
 from tether.rewards.code import guards
 from tether.rewards.sandbox import Sandbox
 from tether.rewards.verifiable import VerifiableReward
+from tether.runner.assembly.judges import text_judge
 from tether.settings.judges import FunctionJudge
 from tether.settings.rewards import FunctionConfig, VerifiableConfig
 
@@ -28,55 +27,39 @@ PROMISES = tomllib.loads((TESTS / "promises.toml").read_text(encoding="utf-8"))
 SAFETY = (TESTS.parent / "docs/trust/safety.md").read_text(encoding="utf-8")
 
 
-def sentences(page: str) -> list[str]:
-    """The sentences of a page and the rows of its tables, without heads and programs."""
-    words: list[str] = []
-    whole = re.sub(r"```.*?```", "", page, flags=re.DOTALL)
-    for block in re.split(r"\n\s*\n|\n(?=\||- |#)", whole):
-        line = " ".join(block.split())
-        if line.startswith("|") and line.strip("|- "):
-            words.append(line)
-        elif line and line[0] not in "|#":
-            words += re.split(r"(?<=[.!?])(?:\*\*)? (?=[A-Z`*0-9])", line.removeprefix("- "))
-    return words
+ADVICE = {"Safety", "Reporting"}
+"""Headings over what promises nothing: an introduction, and how to report a fault."""
+
+
+def headings(page: str) -> set[str]:
+    """The headings of a page, without comments in its programs."""
+    return set(re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", page, flags=re.DOTALL), re.M))
 
 
 @pytest.mark.parametrize("page", PROMISES)
-def test_every_sentence_has_a_test_or_a_reason(page):
-    heads = [*PROMISES[page]["shown"], *PROMISES[page]["no_promise"]]
-    words = sentences((TESTS.parent / page).read_text(encoding="utf-8"))
-    assert len(words) > 35
-    belong = {sentence: [head for head in heads if sentence.startswith(head)] for sentence in words}
-    assert [sentence for sentence, its in belong.items() if len(its) != 1] == []
-    assert sorted(its[0] for its in belong.values()) == sorted(heads)
+def test_every_heading_of_a_page_names_its_tests(page):
+    text = (TESTS.parent / page).read_text(encoding="utf-8")
+    assert headings(text) - ADVICE == PROMISES[page].keys()
 
 
 @pytest.mark.parametrize("page", PROMISES)
-def test_every_test_that_shows_a_sentence_is_there(page):
-    for sentence, tests in PROMISES[page]["shown"].items():
-        assert tests, sentence
+def test_every_test_that_shows_a_promise_is_there(page):
+    for heading, tests in PROMISES[page].items():
+        assert tests, heading
         for test in tests:
             file, _, name = test.partition("::")
             text = (TESTS / file).read_text(encoding="utf-8")
-            assert re.search(rf"^def {name}\(", text, re.MULTILINE), f"{sentence}: {test}"
+            assert re.search(rf"^def {name}\(", text, re.MULTILINE), f"{heading}: {test}"
 
 
-def test_sentences_are_found():
-    page = (
-        "# Head\n\nOne. Two\nof `x`. **Three.** Four\n\n| a | b |\n|---|---|\n| 1 | 2 |\n- Five.\n"
-    )
-    assert sentences(page) == [
-        "One.",
-        "Two of `x`.",
-        "**Three.",
-        "Four",
-        "| a | b |",
-        "| 1 | 2 |",
-        "Five.",
-    ]
+def test_comments_of_programs_are_no_headings():
+    assert headings("# Head\n\n```toml\n# seconds\n```\n\n## The `x` of *y*\n") == {
+        "Head",
+        "The `x` of *y*",
+    }
 
 
-# Sentences that no other test shows
+# Promises that no other test shows
 
 
 def answer_of(text: str) -> str:
@@ -97,29 +80,6 @@ def test_a_program_has_no_capability():
         "    return sets.raw == bytes(24)\n"
     )
     assert "gave True" in answer_of(program)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reserves addresses on Linux alone")
-@pytest.mark.parametrize(
-    ("limits", "free"),
-    [
-        ("pass", False),
-        ("r.setrlimit(r.RLIMIT_AS, (1 << 40, 1 << 40))", True),
-        ("r.setrlimit(r.RLIMIT_STACK, (-1, r.getrlimit(r.RLIMIT_STACK)[1]))", True),
-    ],
-)
-def test_addresses_stay_free_where_they_cannot_be_reserved(limits, free):
-    program = (
-        f"import resource as r\n{limits}\nfrom tether.rewards.addresses import enclose, window\n"
-        "print(enclose(1 << 28) == 0, window() is None)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.split() == [str(free)] * 2
 
 
 def test_the_page_has_the_number_of_greedy_programs_and_environments():

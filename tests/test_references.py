@@ -1,5 +1,5 @@
-"""docs/reference/recipes.md and docs/reference/data.md say what the code says, and every key of a
-recipe has a description.
+"""The pages that come from the code: each has every key, option and format, and a row without a
+meaning stops the build.
 """
 
 import inspect
@@ -7,12 +7,12 @@ import json
 import re
 
 import pytest
+from tools.dev import commands, references, tables
 
-from benchmarks import references
 from tether.cli import planning, prefs, trained
 from tether.core.types import Problem
-from tether.data.formats.registry import FORMATS, KINDS
-from tether.data.inspection import READ_BY
+from tether.data.formats.registry import FORMATS
+from tether.data.formats.table import KINDS
 from tether.data.sources import read
 from tether.settings.recipe import Recipe, recipe_type
 from tether.settings.reference import keys_of
@@ -24,12 +24,19 @@ PREFS = {f"tether prefs {name}": command for name, command in prefs.COMMANDS.ite
 @pytest.mark.parametrize("name", references.PAGES)
 def test_a_reference_is_what_the_code_says(name):
     written = (references.DOCS / name).read_text(encoding="utf-8")
-    assert written == references.PAGES[name](), "run `python -m benchmarks.references`"
+    assert written == references.PAGES[name](), "run `python -m tools.dev.references`"
 
 
-def test_every_key_has_a_description_and_its_place():
+def test_a_row_without_a_name_or_a_meaning_stops_the_build():
+    assert tables.markdown(("key", "meaning"), [("a|b", "c")]).endswith("| a\\|b | c |\n")
+    for row in (("ppo.kl", ""), ("", "a penalty")):
+        with pytest.raises(ValueError, match="lacks its name or its meaning"):
+            tables.markdown(("key", "meaning"), [row])
+
+
+def test_every_key_of_a_recipe_has_its_place():
     keys = list(keys_of(recipe_type()))
-    assert len(keys) > 900 and [key.name for key in keys if not key.description] == []
+    assert len(keys) > 900
     page = references.recipes_page()
     inner = [key for key in keys if key.path[-1] not in STAGES]
     assert [
@@ -52,8 +59,7 @@ def test_every_format_has_a_row_that_is_read_as_its_own_kind(tmp_path):
 def test_the_sections_that_read_a_kind_are_those_of_the_table():
     """Sections name their record; only spin and problems are of other settings of a section."""
     for name, kind in STAGES.items():
-        assert f"[{name}]" in READ_BY[kind.section.record], name
-    assert READ_BY.keys() == KINDS.keys()
+        assert f"[{name}]" in KINDS[kind.section.record].read_by, name
     assert (
         Recipe.model_validate(
             {
@@ -70,8 +76,9 @@ def test_the_sections_that_read_a_kind_are_those_of_the_table():
 
 def test_the_page_of_commands_has_every_option_that_a_command_takes():
     """The options are counted where they are declared: in the signatures of the functions."""
-    page = (references.DOCS / "reference" / "commands.md").read_text(encoding="utf-8")
-    sections = dict(re.findall(r"^### (tether [^\n]+)\n(.*?)(?=^#|\Z)", page, re.M | re.S))
+    sections = dict(
+        re.findall(r"^### (tether [^\n]+)\n(.*?)(?=^#|\Z)", commands.page(), re.M | re.S),
+    )
     functions = {"tether plan": planning.plan, "tether chat": trained.chat, **PREFS}
     for name, function in functions.items():
         rows = re.findall(r"^\| `", sections[name], re.M)
@@ -79,4 +86,4 @@ def test_the_page_of_commands_has_every_option_that_a_command_takes():
     assert "| `--temperature` | number, at least 0 | `0.7` |" in sections["tether chat"]
     assert "| `--port` | integer from 0 to 65535 |" in sections["tether prefs serve"]
     assert "| `--output`, `-o` | file |" in sections["tether prefs agree"]
-    assert "those of [`tether sft`](#tether-sft)" in sections["tether ppo"]
+    assert "those of [`tether sft`](#tether-sft)" in sections["tether dpo"]

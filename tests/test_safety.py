@@ -150,7 +150,7 @@ def test_a_hostile_chat_template_gets_nowhere(encoder, template, tmp_path):
     assert not trace.exists()
 
 
-def test_what_a_template_may_not_see_is_empty_to_it(encoder):
+def test_hidden_attributes_are_empty_in_a_template(encoder):
     from tether.core.types import user
 
     asked = "{{ messages[0].content }}"
@@ -179,7 +179,7 @@ def test_no_text_acts_on_a_terminal(text, shown):
 
 
 def test_lines_of_commands_do_not_act_either(capsys):
-    from tether.terminal.console import print_line
+    from tether.cli.terminal.console import print_line
 
     print_line("\x1b[31mred/report.html")
     print_line("\x1b]0;title\x07", err=True)
@@ -193,13 +193,14 @@ def test_commands_write_by_the_terminals_functions_alone():
     )
     writing = {
         path.relative_to(PACKAGE).as_posix(): len(direct.findall(path.read_text(encoding="utf-8")))
-        for room in ("cli", "terminal")
+        for room in ("cli",)
         for path in (PACKAGE / room).rglob("*.py")
     }
     assert {name: count for name, count in writing.items() if count} == {
         "cli/__init__.py": 1,
         "cli/recipes.py": 1,
-        "terminal/console.py": 3,
+        "cli/terminal/console.py": 3,
+        "cli/tools/machine.py": 1,
     }
 
 
@@ -220,9 +221,9 @@ def reward(prompts, responses):
 
 
 def test_no_secret_is_in_any_file_of_a_finished_run(tmp_path, monkeypatch):
-    from tether.report.page import write_report
     from tether.runner.run import run_recipe
     from tether.settings.recipe import Recipe
+    from tether.watch.report.page import write_report
 
     for name, value in PLANTED.items():
         monkeypatch.setenv(name, value)

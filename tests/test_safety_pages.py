@@ -107,12 +107,12 @@ READS_THE_CLOCK = {
         "core/rundir.py",
         "core/watchdog.py",
         "runner/ranks/restarts.py",
-        "tracking/follow.py",
-        "servers/pool.py",
+        "watch/tracking/follow.py",
+        "scale/servers/pool.py",
     ),
-    "annotation/store.py",
-    "live/condition.py",
-    "live/followed.py",
+    "people/annotation/store.py",
+    "watch/live/condition.py",
+    "watch/live/followed.py",
 }
 """Files that write the wall clock into a record, the store of preferences, whose leases need it, and
 the dashboard, which shows the age of a file.
@@ -304,7 +304,7 @@ def test_loops_inside_loops_of_a_template_are_not_limited():
     [("", 0, 0), ("torch 2.0 PYSEC-1 3.0", 1, 1), ("", 1, 2), (None, 0, 2)],
     ids=["nothing is known of them", "a hole", "no network", "nothing could be looked up"],
 )
-def test_what_make_audit_ends_with(tmp_path, says, ends, exit_code):
+def test_make_audit_exits_by_the_finding(tmp_path, says, ends, exit_code):
     pinned = [
         line for line in (REPOSITORY / "constraints.txt").read_text().splitlines() if "==" in line
     ]

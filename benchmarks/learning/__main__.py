@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-NAMES = ("inverted_u", "variance", "arithmetic", "best_of_n", "flipped", "rounds")
+NAMES = ("inverted_u", "variance", "arithmetic")
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "results"
 RESULTS = DOCS / "learning" / "results.json"
 
@@ -26,9 +26,6 @@ SMALL: dict[str, dict[str, Any]] = {
     "inverted_u": {"demonstrations": 64, "pairs": 20, "steps": 1, "betas": (0.1,)},
     "variance": {"demonstrations": 64, "value_steps": 1, "batches": 4},
     "arithmetic": {"demonstrations": 64, "steps": 1, "long": 1, "rare": 1},
-    "best_of_n": {"demonstrations": 64, "pairs": (20, 40), "prompts": 2, "pool": 32, "largest": 16},
-    "flipped": {"demonstrations": 64, "pairs": 40, "steps": 1, "betas": (0.1,)},
-    "rounds": {"demonstrations": 64, "labels": 30, "steps": 1},
 }
 """Sizes for smoke runs."""
 
@@ -47,16 +44,24 @@ def smoke(name: str) -> None:
         experiment.draw(results, Path(folder) / f"{name}.svg")
 
 
-def show(name: str, results: list[dict[str, Any]]) -> None:
-    """Table and picture from the results alone."""
+def section(name: str, results: list[dict[str, Any]]) -> str:
+    """What the page has between an experiment's marks."""
     experiment = importlib.import_module(f"benchmarks.learning.{name}")
     numbers = [result["seed"] for result in results]
     whole = numbers == list(range(len(numbers))) and len(numbers) > 3
     seeds = f"0 to {numbers[-1]}" if whole else ", ".join(map(str, numbers))
     seconds = sum(result["cpu_seconds"] for result in results) / len(results)
-    text = (
+    return (
         f"{experiment.table(results)}\n\nSeeds {seeds}; mean ± standard deviation over them; "
         f"{seconds:.0f} CPU seconds a seed."
+    )
+
+
+def show(name: str, results: list[dict[str, Any]]) -> None:
+    """Table and picture from the results alone."""
+    experiment, text = (
+        importlib.import_module(f"benchmarks.learning.{name}"),
+        section(name, results),
     )
     print(f"\n## {name}\n\n{text}", flush=True)
     experiment.draw(results, DOCS / "learning" / f"{name}.svg")

@@ -28,13 +28,13 @@ from torch import Tensor, nn
 
 from tether.core.protocols import RewardSource
 from tether.core.types import Prompt, Rollout, Score
-from tether.learner.local import LocalLearner
 from tether.models.heads import ScalarHead
 from tether.models.loading import add_adapter
 from tether.models.trunk import Role
 from tether.rollout.local import LocalEngine
 from tether.settings.model import LoraConfig
 from tether.settings.policy import PolicyConfig
+from tether.stages.learner.local import LocalLearner
 from tether.stages.online_loop import step_prompts
 from tether.stages.policy_gradient import PolicyGradient
 from tether.stages.rollouts import Clock

@@ -1,4 +1,4 @@
-"""The front door, for editors and type checkers. Written by `python -m benchmarks.stub`."""
+"""The front door, for editors and type checkers. Written by `python -m tools.dev.stub`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +12,7 @@ from tether.api.runs import Policy as Policy
 from tether.api.runs import RewardModel as RewardModel
 from tether.api.runs import Run as Run
 from tether.api.workbench import load_model as load_model
+from tether.cli.terminal.bars import OnStep
 from tether.core.errors import ConfigError as ConfigError
 from tether.core.errors import DataError as DataError
 from tether.core.errors import MissingFileError as MissingFileError
@@ -20,7 +21,6 @@ from tether.core.errors import RewardError as RewardError
 from tether.core.errors import RunError as RunError
 from tether.core.errors import TetherError as TetherError
 from tether.core.errors import TrainingError as TrainingError
-from tether.terminal.bars import OnStep
 
 __version__: str
 
@@ -264,10 +264,10 @@ def ppo(
     reward_source: Literal[
         "learned", "process", "verifiable", "classifier", "function", "random", "majority"
     ] = "learned",
-    reward_model: str | None = None,
     verifiable: Mapping[str, Any] | None = None,
     classifier: Mapping[str, Any] | None = None,
     function: Mapping[str, Any] | None = None,
+    reward_model: str | None = None,
     max_failed: float = 0.5,
     process_aggregate: Literal["min", "product", "last"] = "min",
     reward_combine: Literal["mean", "worst", "uncertainty"] = "mean",
@@ -346,10 +346,10 @@ def grpo(
     reward_source: Literal[
         "learned", "process", "verifiable", "classifier", "function", "random", "majority"
     ] = "learned",
-    reward_model: str | None = None,
     verifiable: Mapping[str, Any] | None = None,
     classifier: Mapping[str, Any] | None = None,
     function: Mapping[str, Any] | None = None,
+    reward_model: str | None = None,
     max_failed: float = 0.5,
     process_aggregate: Literal["min", "product", "last"] = "min",
     reward_combine: Literal["mean", "worst", "uncertainty"] = "mean",
@@ -428,10 +428,10 @@ def reinforce(
     reward_source: Literal[
         "learned", "process", "verifiable", "classifier", "function", "random", "majority"
     ] = "learned",
-    reward_model: str | None = None,
     verifiable: Mapping[str, Any] | None = None,
     classifier: Mapping[str, Any] | None = None,
     function: Mapping[str, Any] | None = None,
+    reward_model: str | None = None,
     max_failed: float = 0.5,
     process_aggregate: Literal["min", "product", "last"] = "min",
     reward_combine: Literal["mean", "worst", "uncertainty"] = "mean",
@@ -483,10 +483,10 @@ def best_of_n(
     reward_source: Literal[
         "learned", "process", "verifiable", "classifier", "function", "random", "majority"
     ] = "learned",
-    reward_model: str | None = None,
     verifiable: Mapping[str, Any] | None = None,
     classifier: Mapping[str, Any] | None = None,
     function: Mapping[str, Any] | None = None,
+    reward_model: str | None = None,
     max_failed: float = 0.5,
     process_aggregate: Literal["min", "product", "last"] = "min",
     reward_combine: Literal["mean", "worst", "uncertainty"] = "mean",
@@ -537,10 +537,10 @@ def online_direct(
     reward_source: Literal[
         "learned", "process", "verifiable", "classifier", "function", "random", "majority"
     ] = "learned",
-    reward_model: str | None = None,
     verifiable: Mapping[str, Any] | None = None,
     classifier: Mapping[str, Any] | None = None,
     function: Mapping[str, Any] | None = None,
+    reward_model: str | None = None,
     max_failed: float = 0.5,
     process_aggregate: Literal["min", "product", "last"] = "min",
     reward_combine: Literal["mean", "worst", "uncertainty"] = "mean",
@@ -573,10 +573,10 @@ def rounds(
     reward_source: Literal[
         "learned", "process", "verifiable", "classifier", "function", "random", "majority"
     ] = "learned",
-    reward_model: str | None = None,
     verifiable: Mapping[str, Any] | None = None,
     classifier: Mapping[str, Any] | None = None,
     function: Mapping[str, Any] | None = None,
+    reward_model: str | None = None,
     max_failed: float = 0.5,
     process_aggregate: Literal["min", "product", "last"] = "min",
     reward_combine: Literal["mean", "worst", "uncertainty"] = "mean",
@@ -608,6 +608,7 @@ def evaluate(
     max_new_tokens: int | None = None,
     temperature: float | None = None,
     temperatures: Sequence[Any] = ...,
+    length_controlled: bool = False,
     engine_rows: int = 64,
     sycophancy: Mapping[str, Any] | None = None,
     evaluators: Mapping[str, Any] = ...,
@@ -793,10 +794,10 @@ def dr_grpo(
     reward_source: Literal[
         "learned", "process", "verifiable", "classifier", "function", "random", "majority"
     ] = "learned",
-    reward_model: str | None = None,
     verifiable: Mapping[str, Any] | None = None,
     classifier: Mapping[str, Any] | None = None,
     function: Mapping[str, Any] | None = None,
+    reward_model: str | None = None,
     max_failed: float = 0.5,
     process_aggregate: Literal["min", "product", "last"] = "min",
     reward_combine: Literal["mean", "worst", "uncertainty"] = "mean",
@@ -874,10 +875,10 @@ def dapo(
     reward_source: Literal[
         "learned", "process", "verifiable", "classifier", "function", "random", "majority"
     ] = "learned",
-    reward_model: str | None = None,
     verifiable: Mapping[str, Any] | None = None,
     classifier: Mapping[str, Any] | None = None,
     function: Mapping[str, Any] | None = None,
+    reward_model: str | None = None,
     max_failed: float = 0.5,
     process_aggregate: Literal["min", "product", "last"] = "min",
     reward_combine: Literal["mean", "worst", "uncertainty"] = "mean",
@@ -955,10 +956,10 @@ def gspo(
     reward_source: Literal[
         "learned", "process", "verifiable", "classifier", "function", "random", "majority"
     ] = "learned",
-    reward_model: str | None = None,
     verifiable: Mapping[str, Any] | None = None,
     classifier: Mapping[str, Any] | None = None,
     function: Mapping[str, Any] | None = None,
+    reward_model: str | None = None,
     max_failed: float = 0.5,
     process_aggregate: Literal["min", "product", "last"] = "min",
     reward_combine: Literal["mean", "worst", "uncertainty"] = "mean",
@@ -1036,10 +1037,10 @@ def cispo(
     reward_source: Literal[
         "learned", "process", "verifiable", "classifier", "function", "random", "majority"
     ] = "learned",
-    reward_model: str | None = None,
     verifiable: Mapping[str, Any] | None = None,
     classifier: Mapping[str, Any] | None = None,
     function: Mapping[str, Any] | None = None,
+    reward_model: str | None = None,
     max_failed: float = 0.5,
     process_aggregate: Literal["min", "product", "last"] = "min",
     reward_combine: Literal["mean", "worst", "uncertainty"] = "mean",
@@ -1117,10 +1118,10 @@ def rloo(
     reward_source: Literal[
         "learned", "process", "verifiable", "classifier", "function", "random", "majority"
     ] = "learned",
-    reward_model: str | None = None,
     verifiable: Mapping[str, Any] | None = None,
     classifier: Mapping[str, Any] | None = None,
     function: Mapping[str, Any] | None = None,
+    reward_model: str | None = None,
     max_failed: float = 0.5,
     process_aggregate: Literal["min", "product", "last"] = "min",
     reward_combine: Literal["mean", "worst", "uncertainty"] = "mean",

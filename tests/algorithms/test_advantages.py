@@ -261,7 +261,7 @@ def test_groups_without_signal():
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
-def test_how_often_a_group_is_silent(rate):
+def test_the_share_of_silent_groups_follows_the_rate(rate):
     """p^G + (1−p)^G, by enumeration of all groups of four with rewards 0 and 1."""
     silent = 0.0
     for outcome in itertools.product([0.0, 1.0], repeat=4):

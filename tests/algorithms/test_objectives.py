@@ -92,6 +92,6 @@ def test_a_multiplier_comes_back_to_zero_and_leaves_it_again():
     ("multiplier", "violation", "rate"),
     [(-0.1, 0.0, 0.1), (0.0, math.nan, 0.1), (0.0, 1.0, 0.0)],
 )
-def test_what_a_multiplier_cannot_follow_is_refused(multiplier, violation, rate):
+def test_a_negative_multiplier_a_nan_and_a_rate_of_zero_are_refused(multiplier, violation, rate):
     with pytest.raises(ValueError, match="a multiplier from 0"):
         dual_update(multiplier, violation, rate)

@@ -51,9 +51,8 @@ def test_ppo_by_hand_learns_and_starts_at_its_reference(capsys):
     assert sum(history[-3:]) > 5 * sum(history[:3])
 
 
-def test_the_page_shows_the_program_that_runs():
+def test_the_loop_by_hand_has_forty_lines():
     code = (EXAMPLES / "ppo_by_hand.py").read_text()
     body = code[code.index("import torch") : code.index("\n\nif __name__")].strip()
-    assert body in (EXAMPLES.parent / "docs" / "guides" / "python.md").read_text()
     loop = [line for line in body[body.index("    model = ") :].splitlines() if line.strip()]
     assert len(loop) <= 40

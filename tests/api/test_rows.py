@@ -52,7 +52,9 @@ class Indexed:
 
 
 def containers() -> dict[str, Any]:
-    datasets, pandas = pytest.importorskip("datasets"), pytest.importorskip("pandas")
+    import datasets
+    import pandas
+
     data_set, table = datasets.Dataset.from_list(ROWS), pa.Table.from_pylist(ROWS)
     return {
         "list": ROWS,
@@ -85,7 +87,8 @@ def test_every_container_gives_the_rows_that_it_was_made_of(name):
 
 
 def test_frames_read_from_parquet_have_no_arrays_and_no_numbers_of_numpy(tmp_path):
-    pandas = pytest.importorskip("pandas")
+    import pandas
+
     pq.write_table(
         pa.Table.from_pylist(
             [{**row, "talk": talk} for row, talk in zip(ROWS, TALKS, strict=True)],
@@ -100,7 +103,8 @@ def test_frames_read_from_parquet_have_no_arrays_and_no_numbers_of_numpy(tmp_pat
 
 
 def test_cells_of_frames_become_what_json_has():
-    pandas = pytest.importorskip("pandas")
+    import pandas
+
     when = datetime.datetime(2026, 1, 2, 3, 4, 5)
     frame = pandas.DataFrame(
         {
@@ -176,7 +180,9 @@ def test_nulls_that_a_schema_adds_to_tool_calls_are_taken_out_of_tables_alone():
 
 
 def refused() -> dict[str, tuple[Any, str]]:
-    datasets, pandas = pytest.importorskip("datasets"), pytest.importorskip("pandas")
+    import datasets
+    import pandas
+
     data_set = datasets.Dataset.from_list(ROWS)
     splits = {"train": data_set, "test": data_set}
     loader = torch.utils.data.DataLoader(Indexed())  # pyright: ignore[reportArgumentType]
@@ -224,7 +230,7 @@ def refused() -> dict[str, tuple[Any, str]]:
 
 
 @pytest.mark.parametrize("name", refused())
-def test_what_holds_no_rows_is_refused_in_one_sentence(name):
+def test_a_source_without_rows_is_refused(name):
     rows, reason = refused()[name]
     with pytest.raises(ConfigError, match=reason):
         rows_in(rows, "data")
@@ -252,7 +258,8 @@ def test_files_may_be_several_and_a_data_table_may_hold_rows(tmp_path):
 
 
 def test_conversations_of_any_container_give_a_reward_messages(tmp_path):
-    pandas = pytest.importorskip("pandas")
+    import pandas
+
     frame = pandas.DataFrame({"prompt": [talk[:1] for talk in TALKS], "answer": ["a", "b"]})
     seen: list[Any] = []
 

@@ -8,23 +8,23 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from tether.build.models import open_model
-from tether.build.roles import encoder_of, load_policy, local_engine, save_trained
+from tether.cli.tools.reward_bench import bench_rewards
 from tether.core.errors import TetherError
 from tether.core.types import Prompt, Sampling, user
-from tether.methods.sampling import online_stage
 from tether.models.heads import ScalarHead
 from tether.models.loading import add_adapter, load_model, save_model
 from tether.models.saving import save_ensemble
 from tether.models.tiny import TEMPLATE, tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
 from tether.rewards.classifier import ClassifierReward
+from tether.runner.assembly.models import open_model
+from tether.runner.assembly.online import online_stage
+from tether.runner.assembly.roles import encoder_of, load_policy, local_engine, save_trained
 from tether.runner.run import run_recipe
 from tether.settings.model import LoraConfig, ModelConfig
 from tether.settings.reading import build
 from tether.settings.recipe import Recipe
 from tether.settings.rewards import ClassifierConfig
-from tether.tools.reward_bench import bench_rewards
 
 PAIRS = [
     {"prompt": "a", "chosen": "b!", "rejected": "c"},

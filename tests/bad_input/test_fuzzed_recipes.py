@@ -13,18 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.every_stage import loop_recipe, recipe
+from tests.every_stage import loop_recipe, recipe
 
-from tether.build.checks import check_section
-from tether.build.data.rows import check_data
 from tether.core.errors import TetherError
+from tether.runner.assembly.checks import check_section
+from tether.runner.assembly.data.rows import check_data
 from tether.runner.run import run_recipe
 from tether.settings.reading import build, load_recipe
 from tether.settings.recipe import Recipe
 from tether.settings.stages import STAGES
 
 RECIPES = sorted(
-    (Path(__file__).resolve().parents[2] / "src" / "tether" / "recipes").glob("**/*.toml"),
+    (Path(__file__).resolve().parents[2] / "src" / "tether" / "settings" / "recipes").glob(
+        "**/*.toml",
+    ),
 )
 STRANGE: list[Any] = [
     None, True, False, 0, -1, 1, 2, 10**18, -(10**30), 1e-300, 1e308, float("nan"), float("inf"), 0.5, "", " ", "x", "nan", "1",
@@ -265,7 +267,7 @@ def test_sixty_accepted_recipes_train_a_step_or_say_why_not(tmp_path):
         ({"evaluate": {"judge": {"model": "x" * 4000}}}, "model source 'x"),
     ],
 )
-def test_what_only_the_fuzz_had_met_is_refused_by_name(tmp_path, table, words):
+def test_a_short_horizon_and_a_long_model_name_are_refused(tmp_path, table, words):
     own = {"data": {"path": "tether:prompts"}, "prompts_per_step": 2, "samples_per_prompt": 2}
     values = {"run": str(tmp_path / "run"), "model": {"source": "tiny"}}
     values["ppo"] = {**own, "reward_source": "random", **table}

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from tests.bad_input.rows import GOOD, SEEDS, changed, write
 
-from tether.annotation.answers import import_answers, read_answers
-from tether.annotation.importing import format_of, import_cases, read_cases
-from tether.annotation.store import Store
 from tether.core.errors import DataError, MissingFileError, TetherError
 from tether.data.sources import Quarantine
+from tether.people.annotation.answers import import_answers, read_answers
+from tether.people.annotation.importing import format_of, import_cases, read_cases
+from tether.people.annotation.store import Store
 
 HUGE = 10**400
 STUDIO, ARGILLA = GOOD["label-studio"], GOOD["argilla"]
@@ -185,7 +185,7 @@ def test_a_wrong_row_stays_out_of_the_store(
         list(read_answers(alone) if is_answer else read_cases(alone, format=layout))
 
 
-def test_what_is_left_of_a_bad_file_is_in_the_store_and_nothing_else(tmp_path: Path) -> None:
+def test_a_bad_file_leaves_its_good_rows_in_the_store_alone(tmp_path: Path) -> None:
     store = Store(str(tmp_path / "store.sqlite"))
     tasks = [changed(good, change) for good, change, _ in TASKS if good == STUDIO]
     found = import_cases(store, read_cases(write(tmp_path / "t.jsonl", *tasks, STUDIO)))

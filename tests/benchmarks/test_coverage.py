@@ -1,9 +1,7 @@
-"""The intervals' coverage: the page is the stored measurement, and a small part of it is measured
-anew.
-"""
+"""The intervals' coverage: what is stored is whole, and a small part of it is measured anew."""
 
 import pytest
-from benchmarks.coverage import HIGHEST, LOWEST, cases, measured, page, stored
+from benchmarks.coverage import HIGHEST, LOWEST, cases, measured, stored
 
 from benchmarks import coverage
 
@@ -23,10 +21,15 @@ FAULTS = {
 """Of each kind a cell that once held the truth far too seldom, or always."""
 
 
-def test_the_page_is_the_stored_measurement():
-    assert coverage.PAGE.read_text(encoding="utf-8") == page(stored()), (
-        "run `python -m benchmarks.coverage`"
-    )
+def test_the_stored_cells_are_shown_as_tables(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["coverage", "--show"])
+    coverage.main()
+    shown = capsys.readouterr().out
+    assert shown.count("\n| ") == len(stored()) + len({cell.kind for cell in stored()})
+    assert "\n| one best | 96.9% | 1.6% | 1.5% | 0% | 96.9% | 0.592 | 48% |\n" in shown
+
+
+def test_the_stored_cells_are_those_of_the_cases():
     names = [(cell.kind, cell.name) for cell in stored()]
     every = [(case.kind, case.name) for case in cases()]
     slow = {(case.kind, case.name) for case in cases(*coverage.SLOW)}
@@ -62,7 +65,6 @@ def test_resume_measures_only_cells_that_lack_draws(monkeypatch, tmp_path):
     measured_again = []
     monkeypatch.setattr(coverage, "stored", lambda: held)
     monkeypatch.setattr(coverage, "RESULTS", tmp_path / "coverage.json")
-    monkeypatch.setattr(coverage, "PAGE", tmp_path / "intervals.md")
     monkeypatch.setattr(
         coverage,
         "measured",

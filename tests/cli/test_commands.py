@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-import tomllib
 from contextlib import ExitStack, chdir, redirect_stderr, redirect_stdout
 from importlib import metadata
 from pathlib import Path
@@ -21,17 +20,13 @@ import torch
 from typer.main import get_command
 
 from tether import __version__
-from tether.annotation.answers import read_answers
 from tether.cli import PANELS, app, main
 from tether.cli.options import complete_recipe, complete_stage
+from tether.core.glossary import meanings
 from tether.models.loading import pick_dtype
-from tether.planning.devices import gpu
-from tether.planning.phases import Phase, StagePlan
-from tether.planning.plan import SHAPES, Plan
-from tether.planning.price import costs
-from tether.planning.sizes import row_sizes
-from tether.settings.reading import build
-from tether.settings.recipe import Recipe, read_recipe
+from tether.people.annotation.answers import read_answers
+from tether.runner.planning.plan import SHAPES
+from tether.settings.recipe import read_recipe
 from tether.settings.synonyms import METHODS
 
 
@@ -171,14 +166,14 @@ def test_the_quickstart_ends_with_its_verdict(project):
         and found["over_best_decoding"]["win_rate"]["count"] > 0
     )
     words = " ".join(done.stdout.split())
-    assert "With each model at its best temperature" in words and "nats of KL per response" in words
+    assert "its best temperature" in words and "KL per response" in words
     headlines = {
-        "better": "Better than the start model, each",
-        "sharper": "A lower temperature may explain",
-        "undecided": "Not shown to be",
-        "worse": "Worse than",
+        "better": (": better than the start model",),
+        "sharper": (": a lower temperature may explain",),
+        "undecided": (": not shown to be", ": a higher score", ": a lower score"),
+        "worse": (": worse than",),
     }
-    assert headlines[found["verdict"]] in words
+    assert any(headline in words for headline in headlines[found["verdict"]])
 
 
 def test_stages_one_by_one_need_their_predecessors(project):
@@ -189,7 +184,7 @@ def test_stages_one_by_one_need_their_predecessors(project):
     assert tether("sft", "recipe.toml", cwd=project).returncode == 0
     assert tether("reward", "recipe.toml", cwd=project).returncode == 0
     asked = tether("generate", "run/reward", "-p", "hello", cwd=project)
-    assert asked.returncode == 2 and ("run/reward is a reward model, which scores") in " ".join(
+    assert asked.returncode == 2 and "is a reward model" in " ".join(
         asked.stderr.split(),
     )
 
@@ -218,11 +213,9 @@ def test_stages_one_by_one_need_their_predecessors(project):
             ["constitution", "m", "p.jsonl", "-o", "d.jsonl", "--reasoning-tokens", "9"],
             "--reasoning-tokens has no effect without --comparisons",
         ),
-        (["judge", "m", "c.jsonl", "--page", "x"], "--page has no effect without --prompts"),
-        (["judge", "m", "c.jsonl", "--seed", "5"], "--seed has no effect without --prompts"),
         (
-            ["judge", "a", "b", "--prompts", "c.jsonl", "--judge", "m", "--format", "hh"],
-            "--format has no effect with --prompts",
+            ["duel", "a", "--prompts", "c.jsonl", "--judge", "m"],
+            "two or more different models",
         ),
         (
             ["generate", "tiny", "-p", "long " * 300, "--max-new-tokens", "100"],
@@ -353,7 +346,8 @@ def here(project, monkeypatch, capsys):
         (["serve"], 2, "No such command 'serve'. Use `tether prefs serve`."),
         (["inspect", "pairs.jsonl"], 2, "No such command 'inspect'. Use `tether data inspect`."),
         (["plan", "smoke"], 0, "The recipe fits"),
-        (["plan", "loop", "model.source=tiny"], 0, "The recipe fits"),
+        (["plan", "loop", "model.source=tiny"], 2, "reward.keep_states_gb"),
+        (["plan", "loop", "model.source=tiny", "reward.lora.last_layers=1"], 0, "The recipe fits"),
         (["loop"], 2, "No such command 'loop'. Use `tether run loop`."),
         (
             ["run", "loop", "model.sauce=tiny"],
@@ -377,7 +371,13 @@ def here(project, monkeypatch, capsys):
         ),
     ],
 )
-def test_what_a_newcomer_types_first_is_understood(project, here, arguments, code, message):
+def test_first_commands_of_a_newcomer_run_or_name_the_right_one(
+    project,
+    here,
+    arguments,
+    code,
+    message,
+):
     (project / "direct.toml").write_text(
         'run = "run"\n[model]\nsource = "tiny"\n[direct]\nloss = "ipo"\ndata = { path = '
         '"pairs.jsonl" }\n',
@@ -539,7 +539,15 @@ def test_a_new_recipe_runs_as_it_is(method, here, project):
         ),
         ("ppo.beta", ["no key is called 'ppo.beta': did you mean 'ppo.kl.coefficient'?"]),
         ("grpo.lr", ["did you mean 'grpo.optimizer.learning_rate'?"]),
-        ("zzz", ["`tether explain ppo` lists the keys of a section"]),
+        (
+            "zzz",
+            ["no key or term is called 'zzz': `tether explain ppo` lists the keys of a section"],
+        ),
+        ("kl.coefficient", ["KL coefficient Beta", "ppo.kl.coefficient, reinforce.kl.coefficient"]),
+        ("kl.coefficient", ["grpo.kl.coefficient number, at least 0; default 0.0"]),
+        ("optimizer.learning_rate", ["sft.optimizer.learning_rate, reward.optimizer"]),
+        ("learning_rate", ["learning rate Size of an optimizer step", "sft.optimizer.learning"]),
+        ("overfiting", ["no key or term is called 'overfiting': did you mean 'overfitting'"]),
     ],
 )
 def test_a_key_is_explained(key, words, here):
@@ -547,6 +555,22 @@ def test_a_key_is_explained(key, words, here):
     assert all(word in " ".join(text.split()) for word in words) and code == (
         2 if "no key" in text else 0
     ), text
+
+
+@pytest.mark.parametrize("key", ["batch_size", "PPO", "lora", "beta", "epochs"])
+def test_the_meaning_of_a_word_comes_before_the_keys_of_its_name(key, here):
+    _, text = here("explain", key)
+    lines = text.splitlines()
+    meaning = next(iter(meanings(key).items()))
+    assert lines[0] == meaning[0] and " ".join(text.split()).startswith(" ".join(meaning))
+    assert any(re.match(r"\w+\.\w+|ppo|lora", line) for line in lines[2:])
+
+
+def test_a_name_that_leads_to_the_same_key_is_no_translation(here):
+    _, text = here("explain", "learning_rate")
+    assert "other libraries" not in text and "did you mean" not in text
+    _, text = here("explain", "beta")
+    assert "did you mean 'kl.coefficient'?" in " ".join(text.split())
 
 
 def test_several_words_of_the_report_need_no_quotes(here):
@@ -626,15 +650,13 @@ def test_the_shell_completes_recipes_and_stages(monkeypatch, project):
 def test_the_end_of_a_command_says_which_are_useful_next(project, here):
     code, text = here("run", "recipe.toml", "sft", "run=other")
     assert (
-        code == 0
-        and "tether run recipe.toml reward run=other" in text
-        and "tether chat other" in text
+        code == 0 and "run recipe.toml reward run=other" in text and "tether chat other" in text
     ), text
     code, text = here("reward", "recipe.toml", "run=other")
     assert (
         code == 0
         and "tether reward-bench other FILES" in text
-        and ("tether run recipe.toml ppo run=other") in text
+        and "run recipe.toml ppo run=other" in text
     ), text
     assert "tether chat" not in text
     (project / "alone.toml").write_text(RECIPE[: RECIPE.index("[ppo]")])
@@ -663,45 +685,11 @@ def test_a_plan_counts_the_whole_run_and_knows_kinds_of_gpu(project, here):
     assert "│ log-probs │" in text  # in one piece at 80 columns
     code, text = here("plan", "recipe.toml", "--gpu", "RTX-4090")
     assert code == 0 and "rtx4090, 24 GB" in text
-    assert "a GPU of 16 GB, times as on an h100" in " ".join(
+    assert "GPU of 16 GB" in " ".join(
         here("plan", "recipe.toml", "--gpu-memory", "16")[1].split(),
     )
     code, text = here("plan", "recipe.toml", "--gpu", "gtx")
-    assert code == 2 and "no rates are known for --gpu gtx; there are: a10, a100" in text
-
-
-def test_the_updates_of_a_run_are_counted_by_hand(project):
-    """Of 20 rows 18 make two batches of 16, of 20 pairs 15 make two of 8; two steps; 160 answers,
-    64 at a time.
-    """
-    changes = ["sft.heldout_fraction=0.1", "reward.epochs=1", "reward.prompts_per_update=8"]
-    with chdir(project):
-        recipe = build(Recipe, tomllib.loads(RECIPE), changes)
-    phases = {name: [Phase("update", {}, 10.0)] for name in recipe.stages}
-    made = Plan(gpu(24), 1, [StagePlan(name=name, phases=of) for name, of in phases.items()])
-    with chdir(project):
-        prices = costs(recipe, made, row_sizes(recipe, recipe.stages))
-    counted = {price.name: (price.steps, price.step) for price in prices}
-    assert counted == dict.fromkeys(("sft", "reward", "ppo"), (2, 10.0))
-    pairs = {
-        "data": {"path": "tether:prompts"},
-        "prompts": 40,
-        "samples_per_prompt": 4,
-        "engine_rows": 64,
-    }
-    recipe = build(
-        Recipe,
-        {
-            "run": "r",
-            "model": {"source": "tiny"},
-            "pairs": {**pairs, "judge": {"call": "a:b"}},
-            "reward": {},
-        },
-    )
-    rollout = Plan(gpu(24), 1, [StagePlan(name="pairs", phases=[Phase("rollout", {}, 7.0)])])
-    assert [price.seconds for price in costs(recipe, rollout, row_sizes(recipe, ["pairs"]))] == [
-        21.0,
-    ]
+    assert code == 2 and "--gpu gtx" in text and "a10, a100" in text
 
 
 def test_a_folder_with_an_unknown_file_is_inspected_all_the_same(project, here):

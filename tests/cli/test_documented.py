@@ -12,14 +12,12 @@ from typer.main import get_command
 from tether.cli import app
 
 ROOT = Path(__file__).resolve().parents[2]
-APART = ("lab.md", "commands.md")
-"""The lab book is of its own day; the page of commands is generated, with placeholders."""
+APART = ("lab.md",)
+"""The lab book is of its own day."""
 PAGES = [
     ROOT / "README.md",
     ROOT / "AGENTS.md",
-    *sorted(
-        p for p in (ROOT / "docs").rglob("*.md") if p.name not in APART and p.parent.name != "lab"
-    ),
+    *sorted(p for p in (ROOT / "docs").rglob("*.md") if p.name not in APART),
 ]
 NUMBERS = {"N": "1", "S": "1"}
 pytestmark = pytest.mark.audit

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from benchmarks.every_stage import differences, recipe, results
+from tests.every_stage import differences, recipe, results
 
 from tether.cli import main
 from tether.core.errors import memory_error
@@ -117,7 +117,7 @@ def test_a_run_that_was_moved_goes_on_where_it_lies_now(written, tmp_path, tethe
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["resume", "nowhere"], r"nowhere does not exist"),
+        (["resume", "nowhere"], r"run directory not found: nowhere"),
         (["resume", "/proc"], r"/proc is not in a run directory that a command of tether made"),
         (
             ["run", "{recipe}", "run={file}"],
@@ -126,7 +126,7 @@ def test_a_run_that_was_moved_goes_on_where_it_lies_now(written, tmp_path, tethe
         (["run", "{recipe}", "run=/proc/none"], r"/proc/none"),
     ],
 )
-def test_what_stands_in_the_way_is_one_message(written, tmp_path, tether, arguments, message):
+def test_an_obstacle_on_the_disk_is_one_message(written, tmp_path, tether, arguments, message):
     (tmp_path / "file").write_text("x")
     names = {"recipe": written, "file": tmp_path / "file"}
     code, told = tether(*(a.format(**names) for a in arguments))
@@ -207,7 +207,7 @@ def test_a_mistake_leaves_the_note_of_what_was_started_alone(written, tmp_path, 
     (tmp_path / "run" / "sft" / "summary.json").unlink()
     assert tether("best-of-n", written, f"run={tmp_path}/run")[0] == 2  # SFT is not finished
     code, told = tether("resume", tmp_path / "run")
-    assert code == 0 and "holds 6 steps and no checkpoint: the training begins anew" in told
+    assert code == 0 and "holds 6 steps" in told and "begins anew" in told
     assert (tmp_path / "run" / "best_of_n" / "summary.json").is_file()
 
 
@@ -215,11 +215,11 @@ def test_another_sft_model_beneath_a_finished_stage_is_noticed(written, tmp_path
     assert tether("run", written, f"run={tmp_path}/run") == (0, "")
     shutil.rmtree(tmp_path / "run" / "sft")
     code, told = tether("run", written, f"run={tmp_path}/run", "sft.optimizer.learning_rate=2e-2")
-    assert code == 2 and "best_of_n was trained on another SFT model" in told
+    assert code == 2 and "trained on another SFT" in told
     # the same while it is half done
     (tmp_path / "run" / "best_of_n" / "summary.json").unlink()
     code, told = tether("run", written, f"run={tmp_path}/run", "sft.optimizer.learning_rate=2e-2")
-    assert code == 2 and "best_of_n was trained on another SFT model" in told
+    assert code == 2 and "trained on another SFT" in told
     shutil.rmtree(tmp_path / "run" / "best_of_n")
     assert tether("run", written, f"run={tmp_path}/run", "sft.optimizer.learning_rate=2e-2") == (
         0,
@@ -234,7 +234,7 @@ def test_a_recipe_of_nothing_has_nothing_to_do(tmp_path, tether):
 
 
 def test_a_command_that_finds_a_difference_says_so_by_its_exit_code(tether, monkeypatch):
-    from tether.tools import prove
+    from tether.cli.tools import prove
 
     found = SimpleNamespace(stage="ppo", what="weights", count=3, difference="step 2: 0.5 and 0.25")
     monkeypatch.setattr(prove, "prove", lambda *_: [found])

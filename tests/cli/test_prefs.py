@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.cli.test_commands import tether
 
-from tether.annotation.store import Store
-from tether.annotation.work import Work
 from tether.cli import main
 from tether.core.types import Comparison
 from tether.data.sources import read
-from tether.labels.votes import Opinion
+from tether.people.annotation.store import Store
+from tether.people.annotation.work import Work
+from tether.people.labels.votes import Opinion
 
 ROWS = [
     {"prompt": f"p{n}", "chosen": f"good {n}", "rejected": f"bad {n}", "annotations": [
@@ -62,7 +65,8 @@ def test_from_files_to_labels(call, tmp_path):
     code, out, _ = call("agree", "p.db", "--names", "--output", "agree.json")
     assert (
         code == 0
-        and "24 judgments of 12 pairs by 2 people" in out
+        and "24 judgments of 12" in out
+        and "by 2 people" in out
         and "Krippendorff" in out
         and "Bo" in out
     )
@@ -82,6 +86,14 @@ def test_from_files_to_labels(call, tmp_path):
     assert "17" in call("import", "other.db", "tasks.json")[1]
 
 
+def test_the_screen_names_people_and_a_file_numbers_them(call, tmp_path):
+    call("import", "p.db", "pairs.jsonl")
+    assert "Bo" in call("agree", "p.db")[1]
+    _, out, _ = call("agree", "p.db", "--output", "agree.json")
+    assert "Bo" not in out and "annotator-2" in out
+    assert '"Bo"' not in (tmp_path / "agree.json").read_text()
+
+
 def test_people_and_guidelines(call, tmp_path):
     code, out, _ = call("invite", "p.db", "Ada", "--address", "https://judge.example.org/")
     assert code == 0 and out.startswith("https://judge.example.org/join#")
@@ -92,7 +104,7 @@ def test_people_and_guidelines(call, tmp_path):
     assert call("lock-out", "p.db", "Ada", "--undo")[0] == 0 and store.who(session) is not None
     assert "no guidelines" in call("guidelines", "p.db")[1]
     (tmp_path / "g.md").write_text("# Be kind\n")
-    assert "version 1 is in force" in call("guidelines", "p.db", "g.md")[1]
+    assert "1 is in force" in call("guidelines", "p.db", "g.md")[1]
     assert call("guidelines", "p.db", "--version", "1")[1] == "version 1 # Be kind"
     assert "no version 2" in call("guidelines", "p.db", "--version", "2")[2]
 
@@ -123,7 +135,7 @@ def test_gold_questions_are_asked_and_known(call, tmp_path):
             ["export", "p.db", "x.jsonl", "--format", "xlsx"],
             "exported as jsonl, parquet, label-studio, argilla",
         ),
-        (["agree", "p.db"], "nobody has judged any of these pairs"),
+        (["agree", "p.db"], "no annotator has judged any of these pairs"),
         (["ask", "p.db", "--strategy", "clever"], "strategy"),
         (["ask", "p.db", "--strategy", "ranking", "--per-prompt", "2"], "per_prompt has no effect"),
         (["invite", "p.db", "Ada", "--role", "king"], "annotator, expert, admin"),
@@ -151,7 +163,7 @@ def test_mistakes_are_one_clear_message(call, tmp_path, arguments, message):
 def test_a_round_that_does_not_exist_is_told_with_those_that_do(call, arguments):
     call("import", "p.db", "pairs.jsonl", "--round", "May")
     code, _, err = call(*arguments, "--round", "Mai")
-    assert code == 2 and "there is no round 'Mai'; there are: 'May'" in err
+    assert code == 2 and "no round 'Mai'" in err and "'May'" in err
     assert call(*arguments, "--round", "May")[0] == 0
 
 
@@ -160,14 +172,54 @@ def test_an_empty_export_says_why(call):
     call("import", "p.db", "answers.jsonl")
     call("ask", "p.db", "--round", "new")
     asked = ("export", "p.db", "x.jsonl", "--round", "new")
-    assert "no pair was judged by as many people as were asked (--unf" in call(*asked)[2]
-    assert call(*asked, "--unfinished")[2].rstrip(".").endswith("no pair was judged")
-    shared = call("export", "p.db", "x.jsonl", "--least", "0.4", "--round", "new")
-    assert "no judged pair has a label with this share (--least)" in shared[2]
-    for command in ("agree", "rank"):
-        assert (
-            "nobody has judged any of these pairs yet" in call(command, *asked[1:2], *asked[3:])[2]
-        )
+    for more in ((), ("--unfinished",), ("--least", "0.4")):
+        assert "nothing to export: 12 not judged yet" in call(*asked, *more)[2]
+    Path("one.jsonl").write_text(json.dumps(ROWS[4]))
+    call("import", "q.db", "one.jsonl")
+    assert "nothing to export: 1 waiting for an expert" in call("export", "q.db", "x.jsonl")[2]
+    unsure = call("export", "q.db", "x.jsonl", "--unfinished", "--least", "0.6")
+    assert "nothing to export: 1 with a label below --least" in unsure[2]
+    for command, who in (("agree", "no annotator"), ("rank", "nobody")):
+        assert f"{who} has judged any" in call(command, *asked[1:2], *asked[3:])[2]
+
+
+def test_an_export_accounts_for_every_pair(call, tmp_path):
+    """Eight pairs for two people: both judge three alike and one otherwise, one judges one, both
+    skip two, and one is a gold question.
+    """
+    rows = ROWS[1:5]  # in the last of them both say otherwise
+    rows.append({**ROWS[5], "annotations": ROWS[5]["annotations"][:1]})  # one judgment of two
+    rows += [{**ROWS[n], "annotations": []} for n in (6, 7)]
+    (tmp_path / "some.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "gold.jsonl").write_text(json.dumps(ROWS[8]) + "\n")
+    call("import", "p.db", "some.jsonl", "--ask", "2")
+    call("import", "p.db", "gold.jsonl", "--gold", "--ask", "2")
+    store = Store(tmp_path / "p.db")
+    work = Work(store, gold_every=0)
+    people = [person.id for person in store.annotators()]
+    for person in people:
+        while held := work.next(person):
+            work.skip(held.assignment, person)
+
+    def left_out(*options):
+        code, out, _ = call("export", "p.db", "out.jsonl", *options)
+        written, of = re.search(r"(\d+) rows in out.jsonl, of (\d+) pairs", out).groups()
+        rows = re.findall(r"│ ([a-z -]+?) │ (\d+) │", out)
+        assert code == 0 and int(of) == int(written) + sum(int(number) for _, number in rows) == 8
+        assert len((tmp_path / "out.jsonl").read_text().splitlines()) == int(written)
+        return int(written), {why: int(number) for why, number in rows}
+
+    waits = {"waiting for an expert": 1, "with too few judgments": 1}
+    never = {"gold questions": 1, "skipped by everybody": 2}
+    assert left_out() == (3, never | waits)
+    assert left_out("--unfinished") == (5, never)
+    assert left_out("--unfinished", "--least", "0.6") == (
+        4,
+        never | {"with a label below --least": 1},
+    )
+    store.invite("Cy")  # who can judge what the others have skipped
+    assert left_out("--unfinished") == (5, {"gold questions": 1, "not judged yet": 2})
+    store.close()
 
 
 @pytest.mark.parametrize(
@@ -186,7 +238,7 @@ def test_an_invitation_that_is_refused_makes_no_store(call, tmp_path, options, m
 def test_rows_that_cannot_be_used_are_told_and_strict_says_so_by_its_exit(call, tmp_path):
     (tmp_path / "bad.jsonl").write_text(json.dumps(ROWS[0]) + "\n{broken\n")
     code, _, err = call("import", "p.db", "bad.jsonl")
-    assert code == 0 and "1 rows were left out: malformed JSON (1)" in err
+    assert code == 0 and "out: malformed JSON (1)" in err
     assert call("import", "p.db", "bad.jsonl", "--strict")[0] == 2
 
 
@@ -200,7 +252,7 @@ def test_an_import_says_which_of_a_persons_judgments_counts(call, tmp_path):
     ]
     (tmp_path / "records.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     code, out, _ = call("import", "p.db", "records.jsonl")
-    assert code == 0 and "latest one of a pair counts, without times the first" in out
+    assert code == 0 and "without times the first" in out
     assert call("export", "p.db", "out.jsonl")[0] == 0
     (label,) = read(tmp_path / "out.jsonl", Comparison)
     assert label.chosen[0].content == "x"
@@ -223,11 +275,80 @@ def test_an_invitation_names_the_port_and_an_empty_store_says_what_to_do(call, t
     assert (
         code == 0
         and out.startswith("http://127.0.0.1:8799/join#")
-        and ("tether prefs serve p.db --port 8799") in errors
+        and "serve p.db --port 8799" in errors
     )
     code, out, _ = call("stats", "p.db")
     assert (
         code == 0
-        and "There are no judgments yet" in out
+        and "no judgments yet" in out
         and not re.search(r"│ +0 │", out.partition("guidelines")[0])
     )
+
+
+def duelled(generator, count):
+    """Pairs of two models' answers with a judge's verdicts, either model first, and people's."""
+    people = generator.choice([0.0, 0.5, 1.0], count, p=[0.3, 0.1, 0.6])
+    judge = np.where(generator.random(count) < 0.75, people, generator.choice([0.5, 1.0], count))
+    rows = []
+    for number, verdict in enumerate(judge):
+        models, sides = ["ours", "theirs"], [f"mine {number}", f"yours {number}"]
+        step = 1 if number % 3 else -1
+        rows.append(
+            {
+                "prompt": f"question {number}",
+                **dict(zip(["chosen", "rejected"], sides[::step], strict=True)),
+                "probability": float(verdict if number % 3 else 1 - verdict),
+                "metadata": dict(
+                    zip(["chosen_model", "rejected_model"], models[::step], strict=True),
+                ),
+            },
+        )
+    return rows, judge, people
+
+
+def test_few_votes_correct_a_judge_of_many_pairs(call, tmp_path):
+    """The estimate and its variance by the equations of PPI++, written out here."""
+    rows, judge, people = duelled(np.random.default_rng(8), 600)
+    voted = np.zeros(600, dtype=bool)
+    voted[np.random.default_rng(9).permutation(600)[:150]] = True
+    ballots = [
+        {
+            "prompt": row["prompt"],
+            # the other way round than the judge's file has them
+            "chosen": row["rejected"],
+            "rejected": row["chosen"],
+            "annotations": [
+                {"annotator": "Ada", "preference": (2 * vote - 1) * (-1 if number % 3 else 1)},
+            ],
+        }
+        for number, (row, vote, chosen) in enumerate(zip(rows, people, voted, strict=True))
+        if chosen
+    ]
+    for name, lines in (("judged", rows), ("votes", ballots)):
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (tmp_path / f"{name}.jsonl").write_text(text)
+    assert call("correct", "p.db", "judged.jsonl")[0] == 2
+    assert call("import", "p.db", "votes.jsonl")[0] == 0
+    code, out, err = call("correct", "p.db", "judged.jsonl", "-o", "out.json")
+    assert code == 0, err
+    (found,) = json.loads((tmp_path / "out.json").read_text())["contests"]
+    assert {found["first"], found["second"]} == {"ours", "theirs"}
+    turned = found["first"] != "ours"
+    y, f, g = people[voted], judge[voted], judge[~voted]
+    together = np.cov(y, f, ddof=0)[0, 1]
+    weight = together / ((1 + len(y) / len(g)) * np.concatenate([f, g]).var(ddof=1))
+    value = (y - weight * f).mean() + weight * g.mean()
+    error = math.sqrt((y - weight * f).var() / len(y) + weight**2 * g.var() / len(g))
+    assert found["weight"] == pytest.approx(weight, abs=1e-9)
+    assert found["voted"] == 150 and found["pairs"] == 600
+    assert found["judge"]["value"] == pytest.approx(abs(turned - judge.mean()))
+    assert found["people"]["value"] == pytest.approx(abs(turned - y.mean()))
+    corrected = found["corrected"]
+    assert corrected["value"] == pytest.approx(abs(turned - value), abs=1e-9)
+    width = corrected["high"] - corrected["low"]
+    assert width == pytest.approx(2 * 1.96 * error, rel=0.03)
+    assert width < 0.9 * (found["people"]["high"] - found["people"]["low"])
+    assert "corrected" in out and "150" in out
+    (tmp_path / "plain.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
+    code, _, err = call("correct", "p.db", "plain.jsonl")
+    assert code == 2 and "metadata.chosen_model" in err

@@ -13,9 +13,8 @@ import pytest
 from rich.console import Console
 from rich.jupyter import JupyterRenderable
 
-from tether.core.pace import Expected, Forecast
+from tether.cli.terminal.bars import bars
 from tether.core.protocols import doing
-from tether.terminal.bars import bars
 
 pytestmark = pytest.mark.audit
 
@@ -36,6 +35,14 @@ class Screen(Console):
     def lines(self):
         text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.file.getvalue())
         return [" ".join(line.split()) for line in re.split(r"[\r\n]+", text) if line.strip()]
+
+
+def test_the_lines_of_a_sweep_name_the_combination_and_on_step_the_stage():
+    screen, seen = Screen(terminal=False), []
+    with bars(screen, lambda *step: seen.append(step), {"direct": "dpo"}) as announce:
+        announce("direct  direct.beta=[a], seed=1")(1, 1, {"loss": 0.5})
+    assert screen.lines == ["dpo direct.beta=[a], seed=1 1/1 0:00:00 loss 0.500"]
+    assert seen == [("direct", 1, {"loss": 0.5})]
 
 
 def test_a_phase_is_seen_before_its_first_step_has_ended():
@@ -111,7 +118,7 @@ def test_no_half_minute_is_silent_whatever_part_is_in_hand():
     with bars(screen) as announce:
         announce.price(
             ["grpo: a price"],
-            {"grpo": Expected(200.0, 300.0, 100.0), "sft": Expected(0.0, 60.0, 0.0)},
+            {"grpo": 600.0, "sft": 60.0},
         )
         bar, told = announce("grpo"), []
         for number, part in enumerate(PARTS):
@@ -128,7 +135,7 @@ def test_no_half_minute_is_silent_whatever_part_is_in_hand():
 
 
 def test_a_thread_breaks_the_silence(monkeypatch):
-    monkeypatch.setattr("tether.terminal.bars.LOOK_AFTER", 0.01)
+    monkeypatch.setattr("tether.cli.terminal.bars.LOOK_AFTER", 0.01)
     screen = Screen(terminal=False)
     with bars(screen) as announce:
         announce("reward")
@@ -138,103 +145,31 @@ def test_a_thread_breaks_the_silence(monkeypatch):
     assert screen.lines == ["reward 0/? 0:00:31 loading …"]
 
 
-@pytest.mark.parametrize(
-    ("step", "line"),
-    [
-        (10.0, None),
-        (13.0, None),
-        (25.0, "grpo: about 5 min by its first step; 2 min were expected."),
-        (4.0, "grpo: about 62 s by its first step; 2 min were expected."),
-    ],
-)
-def test_the_first_step_corrects_the_price_in_one_line(step, line):
-    """Expected: 10 s, ten steps of 10 s, 10 s. The time after the last step scales as steps do."""
+def test_the_time_of_later_stages_is_what_was_expected():
+    """Nine steps of five seconds are left, and the next stage."""
     screen = Screen(terminal=False)
     with bars(screen) as announce:
-        announce.price([], {"grpo": Expected(10.0, 100.0, 10.0)})
-        bar = announce("grpo")
-        for number in range(1, 4):
-            screen.now = (10.0 if step > 4.0 else 12.0) + step * number
-            bar(number, 10, {"time/step": step})
-        assert [shown for shown in screen.lines if "expected" in shown] == ([line] if line else [])
-
-
-def test_a_budget_decides_on_the_time_that_is_left():
-    """Three minutes for two stages of equal price: a slow first step changes nothing of it."""
-    screen = Screen(terminal=False)
-    first = Expected(10.0, 500.0, 10.0).within(90.0)
-    with bars(screen) as announce:
-        announce.price([], {"sft": first, "grpo": Expected(10.0, 500.0, 10.0).within(90.0)})
+        announce.price([], {"sft": 100.0, "grpo": 100.0})
         bar = announce("sft")
-        screen.now = 60.0
-        bar(1, 20, {"time/step": 50.0})
-        assert bar.left() == "0:00:30 left, all 0:02:00"
+        screen.now = 5.0
+        bar(1, 10, {"time/step": 5.0})
+        assert bar.left() == "0:00:45 left, all 0:02:25"
 
 
-@pytest.mark.parametrize(("step", "rest"), [(5.0, "0:02:25"), (20.0, "0:06:20")])
-def test_only_a_slow_stage_says_something_of_the_others(step, rest):
-    """Ten steps of 10 s were expected, and 100 s of the next stage: a stage that takes half as long
-    was priced too high itself, and one that takes twice as long may have busy neighbours.
-    """
+def test_controls_after_the_last_step_are_named_and_never_counted_as_no_time():
+    """Controls run on after the last step: no line reads as an end."""
     screen = Screen(terminal=False)
     with bars(screen) as announce:
-        announce.price([], {"sft": Expected(0.0, 100.0, 0.0), "grpo": Expected(0.0, 100.0, 0.0)})
-        bar = announce("sft")
-        screen.now = step
-        bar(1, 10, {"time/step": step})
-        assert bar.left().endswith(f"all {rest}")
-
-
-def test_a_short_stage_needs_no_correction():
-    screen = Screen(terminal=False)
-    with bars(screen) as announce:
-        announce.price([], {"grpo": Expected(1.0, 2.0, 1.0)})
-        bar = announce("grpo")
-        for number in range(1, 4):
-            screen.now += 3.0
-            bar(number, 4, {"time/step": 3.0})
-        assert not [line for line in screen.lines if "expected" in line]
-
-
-def test_the_time_left_counts_what_is_in_hand():
-    forecast = Forecast(0.0)
-    forecast.part(0.0, 0, 100)
-    assert forecast.left(5.0) is None
-    forecast.part(10.0, 25, 100)
-    assert forecast.left(10.0) == 30.0  # a quarter took ten seconds
-    forecast.step(20.0, 1, 3, 8.0)
-    assert forecast.left(20.0) == 16.0 and forecast.left(30.0) == 6.0
-    forecast.step(26.0, 2, 3)
-    assert forecast.left(26.0) == 6.0  # the first step is left out of the typical one
-
-
-@pytest.mark.parametrize("budget", [True, False])
-def test_controls_after_the_last_step_are_named_and_never_counted_as_no_time(budget):
-    """A minute for four steps, and controls that run on after it: no line reads as an end."""
-    screen = Screen(terminal=False)
-    expected = Expected(0.0, 40.0, 20.0)
-    with bars(screen) as announce:
-        announce.price([], {"grpo": expected.within(50.0) if budget else expected})
+        announce.price([], {"grpo": 60.0})
         bar = announce("grpo")
         for step in range(1, 5):
             screen.now = 10.0 * step
             bar(step, 4, {"time/step": 10.0})
-        assert bar.left() == ("0:00:10 left" if budget else "0:00:20 left")
         for done in range(11):
-            screen.now = 61.0 + done
+            screen.now = 41.0 + done
             doing(bar, "measuring controls: answers at temperature 0.5", done, 10)
             assert "0:00:00" not in bar.line and bar.left() == ""
             assert f"answers at temperature 0.5, {done} of 10 …" in bar.line
-
-
-def test_a_part_that_is_whole_leaves_no_time_to_show():
-    """All answers are drawn, and their judge takes long: nobody knows that time."""
-    forecast = Forecast(0.0)
-    forecast.part(0.0, 0, 8)
-    forecast.part(4.0, 8, 8)
-    assert forecast.left(5.0) is None
-    timed = Forecast(0.0, Expected(0.0, 90.0, 10.0).within(50.0))
-    assert timed.left(49.0) == 1.0 and timed.left(50.0) is None
 
 
 class Notebook(Screen):
@@ -328,9 +263,10 @@ def test_one_line_says_that_others_slow_the_steps(waits, policy, share, spins, m
     screen = Screen(terminal=False)
     worked = itertools.accumulate(itertools.repeat(10.0))
     waited = itertools.accumulate([0.0, *waits[:9], 0.0, *waits[9:]])
-    monkeypatch.setattr("tether.terminal.bars.time.process_time", lambda: next(worked))
+    monkeypatch.setattr("tether.cli.terminal.bars.time.process_time", lambda: next(worked))
     monkeypatch.setattr("tether.core.threads.waited", lambda: next(waited))
     monkeypatch.setenv("OMP_WAIT_POLICY", policy)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
     with bars(screen) as announce:
         bar = announce("ppo")
         for number in range(9):

@@ -78,7 +78,7 @@ def test_the_same_from_python(place):
 
 @pytest.mark.parametrize("run", ["file", "empty", "missing", "file/inside", "dangling"])
 @pytest.mark.parametrize("words", READING, ids=" ".join)
-def test_what_is_no_run_is_refused_with_advice(words, run):
+def test_a_folder_without_a_run_is_refused_with_advice(words, run):
     if words[0] == "dashboard" and run == "empty":
         return  # an empty folder may get runs
     said = refusal([word.format(run) for word in words])

@@ -9,8 +9,8 @@ import sys
 import time
 
 import pytest
-from benchmarks.every_stage import recipe
 from tests.cli.test_faults import toml
+from tests.every_stage import recipe
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 STARTED = """

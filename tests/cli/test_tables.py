@@ -4,7 +4,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from tether.terminal.tables import show_table
+from tether.cli.terminal.tables import show_table
 
 
 def test_the_end_of_a_long_path_is_shown_in_a_narrow_terminal() -> None:

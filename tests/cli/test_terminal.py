@@ -9,7 +9,7 @@ import sys
 import pytest
 from rich.table import Table
 
-from tether.terminal.console import Terminal, log_to_terminal, print_error
+from tether.cli.terminal.console import Terminal, log_to_terminal, print_error
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e"
 

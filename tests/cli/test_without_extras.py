@@ -36,9 +36,9 @@ def names(lock):
 
 
 def tether(*words, folder):
-    extras = ("preferences", "dashboard", "judge", "verify", "quantize", "scale")
+    extras = ("preferences", "dashboard", "verify", "quantize", "scale")
     absent = set().union(*map(names, extras)) - names("tether") - OTHERS
-    assert {"sqlmodel", "sqlalchemy", "fastapi", "openai", "reasoning_gym", "ray"} <= absent
+    assert {"sqlmodel", "sqlalchemy", "fastapi", "reasoning_gym", "ray"} <= absent
     program = f"ABSENT = {absent!r}\n{PROGRAM}"
     command = [sys.executable, "-c", program, *words]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)

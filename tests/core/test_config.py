@@ -7,7 +7,10 @@ from tether.core.digest import digest
 from tether.core.errors import ConfigError, MissingFileError, RunError
 from tether.core.rundir import RunDirectory, read_json, read_jsonl, write_json
 from tether.settings.config import Config
+from tether.settings.learner import OptimizerConfig
 from tether.settings.reading import build, load_recipe, packaged_recipe
+from tether.settings.sampling import GRPOSection, PPOSection
+from tether.settings.supervised import SFTSection
 
 
 class Inner(Config):
@@ -101,7 +104,7 @@ def test_a_run_that_made_nothing_may_begin_otherwise(tmp_path):
         RunDirectory.open(tmp_path / "run", {"a": 3})
 
 
-def test_what_an_older_tether_did_not_know_is_no_difference_at_its_default(tmp_path):
+def test_a_key_that_an_older_run_lacks_is_equal_at_its_default(tmp_path):
     RunDirectory.open(tmp_path / "run", {"outer": {"required": "a", "inner": {}}}).log({}, 1)
     RunDirectory.open(tmp_path / "run", {"outer": Outer(required="a")})
     with pytest.raises(RunError, match=r"outer\.steps was None and is now 9"):
@@ -168,3 +171,20 @@ def test_json_is_written_whole_or_not_at_all(tmp_path):
     with pytest.raises(RunError, match="damaged"):
         read_json(path)
     assert json.loads("1") == 1
+
+
+@pytest.mark.parametrize(
+    ("section", "schedule", "final"),
+    [(SFTSection, "cosine", 0.1), (PPOSection, "linear", 0.0), (GRPOSection, "linear", 0.0)],
+)
+def test_an_optimizer_object_counts_by_its_set_fields(section, schedule, final):
+    def optimizer(**fields):
+        return section.model_validate(
+            {"data": {"path": "x"}, "optimizer": OptimizerConfig(**fields)},
+        ).optimizer
+
+    part = optimizer(learning_rate=3e-3, schedule=schedule)
+    assert (part.learning_rate, part.schedule, part.final_fraction) == (3e-3, schedule, final)
+    for named in ("cosine", "linear"):  # the class's own default counts where it was set
+        every = OptimizerConfig().model_dump() | {"learning_rate": 3e-3, "schedule": named}
+        assert optimizer(**every).model_dump() == every

@@ -1,6 +1,7 @@
 """A file is whole under its name, or as it was."""
 
 import errno
+import fcntl
 import importlib.util
 import os
 import stat
@@ -9,16 +10,16 @@ import sys
 
 import pytest
 
-from tether.core import locks, rundir
+from tether.core import keeping, locks, rundir
 from tether.core.errors import RunError
-from tether.core.rundir import whole_file
+from tether.core.keeping import durable
 
 
 def test_a_written_file_takes_its_name_at_the_end_and_can_be_read_by_others(tmp_path):
     path = tmp_path / "new" / "out.txt"
-    with whole_file(path) as temporary:
+    with durable(path) as temporary:
         temporary.write_text("all of it", encoding="utf-8")
-        assert not path.exists() and temporary.parent == path.parent
+        assert not path.exists()
     assert (
         path.read_text(encoding="utf-8") == "all of it"
         and stat.S_IMODE(path.stat().st_mode) == 0o644
@@ -31,7 +32,7 @@ def test_an_error_leaves_the_old_file_and_nothing_beside_it(tmp_path):
     path.write_text("before", encoding="utf-8")
 
     def interrupted():
-        with whole_file(path) as temporary:
+        with durable(path) as temporary:
             temporary.write_text("half", encoding="utf-8")
             raise ZeroDivisionError
 
@@ -40,31 +41,29 @@ def test_an_error_leaves_the_old_file_and_nothing_beside_it(tmp_path):
     assert path.read_text(encoding="utf-8") == "before" and list(tmp_path.iterdir()) == [path]
 
 
-def test_what_a_killed_process_had_begun_is_removed_at_the_next_start(tmp_path):
+def test_the_next_write_removes_the_leftovers_of_a_killed_process(tmp_path):
     program = (
         "import os, sys\nfrom pathlib import Path\n"
-        "from tether.core.locks import hold\nfrom tether.core.rundir import whole_file\n"
-        "folder = Path(sys.argv[1])\n"
-        "hold(folder)\nwith whole_file(folder / 'stage' / 'summary.json') as part:\n    "
+        "from tether.core.keeping import durable\n"
+        "with durable(Path(sys.argv[1]) / 'summary.json') as part:\n    "
         "part.write_text('{')\n    os._exit(9)\n"
     )
     assert (
         subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False).returncode == 9
     )
-    (left,) = (path for path in (tmp_path / "stage").iterdir() if path.name != ".lock")
+    (left,) = tmp_path.iterdir()
     assert left.name.startswith(".summary.json.")
-    (tmp_path / "stage" / ".keep").write_text("somebody's own")
-    locks.hold(tmp_path)
-    try:
-        assert [path.name for path in (tmp_path / "stage").iterdir()] == [".keep"]
-    finally:
-        locks.release(tmp_path)
+    (tmp_path / "another.json").write_text("1")
+    rundir.write_json(tmp_path / "another.json", 2)
+    assert left.exists()
+    rundir.write_json(tmp_path / "summary.json", 2)
+    assert {path.name for path in tmp_path.iterdir()} == {"another.json", "summary.json"}
 
 
 def test_an_unfinished_folder_of_a_killed_process_goes_and_one_of_a_living_stays(tmp_path):
     program = (
         "import os, sys\nfrom pathlib import Path\n"
-        "from tether.core.locks import unfinished_folder\n"
+        "from tether.core.keeping import unfinished_folder\n"
         "with unfinished_folder(Path(sys.argv[1]) / 'out[1]') as part:\n"
         "    (part / 'weights').write_text('half')\n    print(part.name, flush=True)\n"
         "    sys.stdin.read()\n    os._exit(9)\n"
@@ -86,13 +85,13 @@ def test_an_unfinished_folder_of_a_killed_process_goes_and_one_of_a_living_stays
     assert there() == {left, filled}
     killed.communicate("")
     assert killed.returncode == 9 and left in there()
-    (tmp_path / ".out[1].partial").mkdir()
-    with locks.unfinished_folder(tmp_path / "out[1]") as part:
-        assert there() == {part.name, filled, ".out[1].partial"}
+    (tmp_path / ".out[1].original.tether").mkdir()
+    with keeping.unfinished_folder(tmp_path / "out[1]") as part:
+        assert there() == {part.name, filled, ".out[1].original.tether"}
         (part / "whole").mkdir()
         (part / "whole").rename(tmp_path / "out[1]")
     living.communicate("")
-    assert there() == {filled, ".out[1].partial", "out[1]"}
+    assert there() == {filled, ".out[1].original.tether", "out[1]"}
 
 
 def test_an_unfinished_folder_that_another_process_takes_for_a_left_one_is_made_anew(
@@ -108,9 +107,47 @@ def test_an_unfinished_folder_that_another_process_takes_for_a_left_one_is_made_
         return opened(path, *flags, **more)
 
     monkeypatch.setattr(os, "open", taken_first)
-    with locks.unfinished_folder(tmp_path / "out") as part:
+    with keeping.unfinished_folder(tmp_path / "out") as part:
         assert part.is_dir() and str(part) != str(taken[0])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unfinished_folder_that_goes_before_it_is_locked_is_made_anew(tmp_path, monkeypatch):
+    flock, taken = fcntl.flock, []
+
+    def taken_first(handle, how):
+        if not taken:
+            taken.append(os.readlink(f"/proc/self/fd/{handle}"))
+            os.rmdir(taken[0])
+        flock(handle, how)
+
+    monkeypatch.setattr(fcntl, "flock", taken_first)
+    with keeping.unfinished_folder(tmp_path / "out") as part:
+        assert part.is_dir() and str(part) != taken[0]
+
+
+def test_a_file_that_goes_while_its_folder_is_flushed_is_no_fault(tmp_path, monkeypatch):
+    (tmp_path / "journal").touch()
+    opened = os.open
+
+    def gone(path, *flags, **more):
+        if path == tmp_path / "journal":
+            path.unlink()
+        return opened(path, *flags, **more)
+
+    monkeypatch.setattr(os, "open", gone)
+    keeping.flush_all(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_left_of_another_target_stays(tmp_path):
+    """The name of the one begins with that of the other."""
+    left = tmp_path / f".out.more.abcdefgh{keeping.MARK}"
+    left.mkdir()
+    keeping.write_whole(tmp_path / "out", b"")
+    assert left.is_dir()
+    keeping.write_whole(tmp_path / "out.more", b"")
+    assert not left.exists()
 
 
 def test_a_lock_whose_file_was_removed_meanwhile_is_taken_on_the_new_file(tmp_path, monkeypatch):
@@ -135,8 +172,6 @@ def test_a_lock_whose_file_was_removed_meanwhile_is_taken_on_the_new_file(tmp_pa
 
 
 def test_a_lock_that_cannot_be_had_is_an_error(tmp_path, monkeypatch):
-    import fcntl
-
     def refuse(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -146,6 +181,18 @@ def test_a_lock_that_cannot_be_had_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setenv("TETHER_LOCKS", "0")
     locks.hold(tmp_path)
     locks.release(tmp_path)
+
+
+def test_a_file_that_a_library_kept_to_its_owner_gets_the_rights_of_a_new_one(tmp_path):
+    with durable(tmp_path / "model") as folder:
+        folder.mkdir()
+        for name, rights in (("weights", 0o600), ("program", 0o700)):
+            (folder / name).touch()
+            (folder / name).chmod(rights)
+    (tmp_path / "new").touch()
+    added = (tmp_path / "new").stat().st_mode & 0o666
+    assert (tmp_path / "model" / "weights").stat().st_mode & 0o777 == 0o600 | added == added
+    assert (tmp_path / "model" / "program").stat().st_mode & 0o777 == 0o700 | added
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])

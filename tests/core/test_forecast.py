@@ -1,15 +1,24 @@
 """Time that is left of a stage."""
 
-import pytest
-
-from tether.core.pace import Expected, Forecast
+from tether.core.pace import Forecast
 
 
-@pytest.mark.parametrize(("step", "left"), [(5.0, 9 * 5.0 + 30.0), (20.0, 9 * 20.0 + 60.0)])
-def test_slow_steps_lengthen_later_work_and_quick_ones_leave_it(step: float, left: float) -> None:
-    # ten steps of 10 s, and 30 s of a judge after them
-    forecast = Forecast(0.0, Expected(0.0, 100.0, 30.0))
+def test_the_expected_time_holds_until_steps_are_measured() -> None:
+    forecast = Forecast(0.0, 130.0)
+    assert forecast.left(30.0) == 100.0 and forecast.left(140.0) is None
 
-    forecast.step(step, done=1, total=10, seconds=step)
+    forecast.step(150.0, done=1, total=10, seconds=20.0)
 
-    assert forecast.left(step) == pytest.approx(left)
+    assert forecast.left(150.0) == 9 * 20.0 and forecast.left(155.0) == 175.0
+    forecast.step(165.0, done=2, total=10)
+    assert forecast.left(165.0) == 8 * 15.0  # the first step is left out of the typical one
+
+
+def test_the_first_step_counts_from_the_part_before_it() -> None:
+    forecast = Forecast(0.0)
+    assert forecast.left(5.0) is None
+    forecast.part(10.0)
+    forecast.step(18.0, 1, 3)
+    assert forecast.left(18.0) == 16.0
+    forecast.step(40.0, 3, 3)
+    assert forecast.left(40.0) is None

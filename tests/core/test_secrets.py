@@ -76,7 +76,7 @@ def test_passwords_of_any_letters_leave_the_environment_and_addresses(secret):
     ),
     st.text(min_size=1),
 )
-def test_what_stands_under_a_secret_name_is_hidden_whatever_it_is(name, value):
+def test_any_value_under_a_secret_name_is_hidden(name, value):
     assert redact_value({"server": {name: value}}, {}) == {"server": {name: "***"}}
     assert redact_value(["tether", f"--{name}", value], {}) == ["tether", f"--{name}", "***"]
 
@@ -107,7 +107,7 @@ def test_what_stands_under_a_secret_name_is_hidden_whatever_it_is(name, value):
         "https://anna@example.org/a, keyPassword rules, gsk_ and npm_ alone, xai-small",
     ],
 )
-def test_what_is_no_secret_stays(value):
+def test_values_that_are_no_secrets_stay(value):
     assert redact_value(value, {"SHORT_KEY": "abc", "PATH": "/usr/bin"}) == json.loads(
         json.dumps(value),
     )

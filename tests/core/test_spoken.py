@@ -2,11 +2,11 @@
 
 import json
 
-from tether.annotation.store import content_id
-from tether.annotation.task_json import spoken
 from tether.core.types import Comparison, Message, assistant, user
 from tether.data.inspection import inspect_data, longer_chosen
 from tether.judges.pairwise import pair_question
+from tether.people.annotation.store import content_id
+from tether.people.annotation.task_json import spoken
 
 
 def calling(city, content=""):

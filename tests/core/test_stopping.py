@@ -39,12 +39,8 @@ def test_the_first_signal_is_noted_and_the_second_stops(number, code, caplog, tm
         ),
     ) as stopped:
         train(tmp_path / "ppo")
-    assert (
-        done == [0]
-        and stopped.value.exit_code == code
-        and "A second signal stops at once" in caplog.text
-    )
-    with pytest.raises(Interrupted, match=r"in \S*elsewhere\. Start the same command again"):
+    assert done == [0] and stopped.value.exit_code == code and "second signal stops" in caplog.text
+    with pytest.raises(Interrupted, match=r"elsewhere\. Start the same"):
         train(Path("elsewhere"))
     with pytest.raises(Interrupted, match="at once") as stopped:
         two_at_once()

@@ -184,7 +184,7 @@ def test_a_value_that_is_refused_for_another_reason_has_no_advice():
 
 
 def test_a_number_in_place_of_a_table_is_answered_with_its_keys():
-    assert "with keys such as coefficient, place (got 0)" in complaint("grpo.kl=0")
+    assert "coefficient, place (got 0)" in complaint("grpo.kl=0")
 
 
 def test_many_faults_stand_in_lines_of_their_own():
@@ -214,7 +214,7 @@ def test_values_that_the_advice_names_are_ones():
         build(Recipe, BASE, [f"{section}.{key}={value}"] if key else [])
 
 
-def test_what_has_no_key_is_told_so_and_nothing_far_off_is_proposed():
+def test_a_word_without_a_key_gets_no_far_off_proposal():
     assert "metrics.jsonl" in complaint("ppo.report_to=wandb") and "did you mean" not in complaint(
         "ppo.report_to=wandb",
     )
@@ -243,9 +243,11 @@ def test_a_word_at_the_top_of_a_recipe_is_answered_with_keys_that_are_there(word
 
 
 def test_the_recipes_own_sections_are_named_first():
-    assert (
-        "did you mean 'sft.optimizer.learning_rate' or 'ppo.optimizer.learning_rate'?"
-    ) in complaint("lr=1", "sft={}", "ppo={}")
+    assert "mean 'sft.optimizer.learning_rate' or 'ppo.optimizer.learning_rate'?" in complaint(
+        "lr=1",
+        "sft={}",
+        "ppo={}",
+    )
     assert "'rollout.n' is" not in complaint("rollout.n=4", "grpo={}")
     assert "rollout.n is 'grpo.samples_per_prompt'" in complaint("rollout.n=4", "grpo.steps=1")
 

@@ -2,13 +2,18 @@
 the template.
 """
 
+import json
+import re
+
 import pytest
+from tokenizers import AddedToken
 
 from tether.core.errors import DataError
 from tether.core.types import Message, assistant, user
 from tether.data.chat import ChatEncoder
 from tether.data.templates import PLAIN_TEMPLATE
 from tether.models.tiny import tiny_tokenizer
+from tether.rewards.answers import find_answer
 
 FALCON = (  # as falcon-instruct's: nothing ends a reply but the next turn's first word
     "{% for message in messages %}{% if not loop.first %}{{ '\n' }}{% endif %}"
@@ -47,20 +52,19 @@ def test_a_prompt_is_a_prefix_of_prompt_and_response(encoder):
 
 @pytest.mark.audit
 @pytest.mark.parametrize("turns", [1, 2, 3])
-def test_a_prompt_is_a_prefix_where_the_template_writes_no_stop_token(turns):
-    """The policy is prompted with the history that it, the reward model and SFT were trained on,
-    stop tokens included.
-    """
+def test_a_stop_token_that_the_template_does_not_write_ends_the_trained_reply_alone(turns):
+    """History is the template's text, and each reply is trained behind that, once."""
     encoder = ChatEncoder(tiny_tokenizer(), (1, 3), FALCON)
     talk = tuple(turn for n in range(turns) for turn in (user(f"and {n}?"), assistant(f"{n}.")))
-    prompt, whole = encoder.prompt(talk[:-1]), encoder.conversation(talk, "last")
-    assert whole.ids[: len(prompt)] == prompt and whole.trained.index(True) == len(prompt)
-    assert prompt.count(1) == turns - 1 and whole.ids.count(1) == turns and 3 not in whole.ids
-    # | is the stop token
-    text = "".join(
-        f"User: and {n}?\nAssistant: {n}.|" + "\n" * (n < turns - 1) for n in range(turns)
-    )
-    assert encoder.tokenizer.decode(list(whole.ids)).replace("<|end|>", "|") == text
+    history = "".join(f"User: and {n}?\nAssistant: {n}.\n" for n in range(turns))
+    last = encoder.conversation(talk, "last")
+    assert text(encoder, last.ids) == history[:-1] + "<|end|>"
+    assert last.prompt == encoder.prompt(talk[:-1])
+    assert encoder.conversation(talk) == last
+    sequences = encoder.conversations(talk)
+    assert [(s.prompt, counted_text(encoder, s)) for s in sequences] == [
+        (encoder.prompt(talk[: 2 * n + 1]), f" {n}.<|end|>") for n in reversed(range(turns))
+    ]
 
 
 @pytest.mark.audit
@@ -101,7 +105,7 @@ def test_ids_are_those_of_the_rendered_text(encoder):
     assert ids[: len(ours)] == ours and len(ids) - len(ours) <= 2
 
 
-def test_what_is_scored_is_what_the_reward_model_was_trained_on(encoder):
+def test_scored_tokens_are_those_of_the_reward_models_training(encoder):
     """Rule: the score of a rollout uses exactly the ids of the comparison's side, stop token
     included, finished or not.
     """
@@ -134,6 +138,91 @@ def test_a_template_that_rewrites_history_is_refused():
 def test_conversations_without_a_reply_are_refused(messages):
     with pytest.raises(DataError):
         ChatEncoder(tiny_tokenizer(), (1,)).conversation(messages)
+
+
+MARKED = {  # what templates write before and behind the thought of a reply
+    "Magistral": ("[THINK]", "[/THINK]"),
+    "gpt-oss": (
+        "<|channel|>analysis<|message|>",
+        "<|eom|><|start|>assistant<|channel|>final<|message|>",
+    ),
+    "Command A": ("<|START_THINKING|>", "<|END_THINKING|>"),
+}
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_marks_of_a_thought_are_decoded_though_they_are_special_tokens(name):
+    opened, ended = MARKED[name]
+    tokenizer = tiny_tokenizer()
+    marks = re.findall(r"<\|\w+\|>|\[/?THINK\]", opened + ended)
+    tokenizer.add_tokens([AddedToken(mark, special=True) for mark in [*marks, "<|other|>"]])
+    template = (
+        "{% for m in messages %}<|{{ m.role }}|>{% if m.reasoning_content %}"
+        + f"{opened}{{{{ m.reasoning_content }}}}{ended}"
+        + "{% endif %}{{ m.content }}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    encoder = ChatEncoder(tokenizer, (1,), template)
+    talk = (user("7 + 9?"), Message("assistant", "16", reasoning="7 + 9 = 16"))
+    reply = encoder.chat.reply(talk[:1], talk[1])[1]
+    assert reply == f"{opened}7 + 9 = 16{ended}16<|end|>"
+    ids = encoder.conversation(talk).ids[len(encoder.prompt(talk[:1])) :]
+    # of special tokens, the marks alone are text
+    unspoken = ("<|end|>", "<|eom|>", "<|start|>", "<|other|>")
+    expected = "".join(part for part in re.split(r"(<\|\w+\|>)", reply) if part not in unspoken)
+    other = tokenizer.convert_tokens_to_ids("<|other|>")
+    said = encoder.decode((*ids[:-1], other, *ids[-1:]))
+    assert (said, find_answer(said, ["whole"])) == (expected, "16")
+    # a template that writes no thought has no marks
+    plain = ChatEncoder(tokenizer, (1,), "{% for m in messages %}{{ m.content }}{% endfor %}")
+    assert "7 + 9 = 16" in plain.decode(ids) and marks[0] not in plain.decode(ids)
+
+
+CHANNELS = (  # as gpt-oss's: it refuses a text with channels, and has the thought apart
+    "{% for m in messages %}{% if '<|channel|>' in m.content ~ (m.thinking or '') %}"
+    "{{ raise_exception('channels') }}{% endif %}<|start|>{{ m.role }}{% if m.role == 'assistant' %}"
+    "{% if m.thinking and loop.last %}<|channel|>analysis<|message|>{{ m.thinking }}<|end|><|start|>"
+    "assistant{% endif %}<|channel|>final<|message|>{% else %}<|message|>{% endif %}{{ m.content }}"
+    "{{ '<|return|>' if m.role == 'assistant' and loop.last else '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
+
+
+def channel_encoder():
+    tokenizer = tiny_tokenizer()
+    marks = ("start", "end", "message", "channel", "return")
+    tokenizer.add_tokens([AddedToken(f"<|{mark}|>", special=True) for mark in marks])
+    stops = (tokenizer.convert_tokens_to_ids("<|return|>"),)
+    return ChatEncoder(tokenizer, stops, CHANNELS)
+
+
+@pytest.mark.parametrize(
+    "sampled",
+    [
+        "<|channel|>analysis<|message|>7 + 9 = 16<|end|><|start|>assistant<|channel|>final<|message|>16",
+        "<|channel|>analysis<|message|>I am an assistant<|end|><|start|>assistant"
+        "<|channel|>final<|message|>16\nis it",
+        "<|channel|>final<|message|>16",
+    ],
+)
+def test_a_sampled_reply_of_two_channels_is_encoded_as_it_was_sampled(sampled):
+    """What is decoded for a pair gets the ids again that the model drew."""
+    encoder = channel_encoder()
+    ids = encoder.tokenizer(f"{sampled}<|return|>", add_special_tokens=False)["input_ids"]
+    said = encoder.decode(ids)
+    encoded = encoder.conversation((user("7 + 9?"), assistant(said)))
+    assert list(encoded.ids[encoded.prompt_length :]) == ids
+    later = encoder.prompt((user("7 + 9?"), assistant(said), user("sure?")))
+    answer = sampled.rpartition("<|message|>")[2]
+    assert f"<|channel|>final<|message|>{answer}<|end|>" in text(encoder, later)
+
+
+def test_a_reply_of_more_channels_is_refused_and_not_read_as_one_thought():
+    encoder = channel_encoder()
+    between = "assistant<|channel|>commentary<|message|>Let me see."
+    said = f"<|channel|>analysis<|message|>a{between}assistant<|channel|>final<|message|>16"
+    with pytest.raises(DataError, match="refuses"):
+        encoder.conversation((user("7 + 9?"), assistant(said)))
 
 
 def test_special_tokens_do_not_reach_people():
@@ -191,13 +280,12 @@ def test_a_thought_is_written_as_the_model_would_generate_it():
     )
 
 
-def test_a_reply_without_a_thought_follows_what_prompt_and_rendering_share():
+def test_a_reply_without_a_thought_follows_the_thought_that_the_prompt_opens():
+    """What is trained and scored stands behind the prompt that is sampled from."""
     encoder = ChatEncoder(tiny_tokenizer(), (1,), OPENED)
     encoded = encoder.conversation((user("q"), assistant("42")))
-    assert (
-        text(encoder, encoded.ids) == "<|user|>q<|end|><|assistant|>42<|end|>"
-        and counted_text(encoder, encoded) == "42<|end|>"
-    )
+    assert encoded.prompt == encoder.prompt((user("q"),))
+    assert text(encoder, encoded.ids) == "<|user|>q<|end|><|assistant|><think>\n42<|end|>"
 
 
 @pytest.mark.parametrize(
@@ -282,6 +370,171 @@ def test_templates_of_models_that_see_images_get_the_text_in_a_part():
     )
     chat, plain = ChatEncoder(tiny_tokenizer(), (1,), template), ChatEncoder(tiny_tokenizer(), (1,))
     assert chat.conversation(TALK) == plain.conversation(TALK)
+
+
+ROLES_END = (  # as GLM 4.5's: the next role's mark ends a reply
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% if m.tool_calls %}"
+    "<call>{{ m.tool_calls[0].function | tojson }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+LATE_END = (  # as Apertus': the end mark comes with the next turn
+    "{% for m in messages %}{% if m.role == 'user' %}{% if not loop.first %}<|end|>{% endif %}"
+    "<|user|>{{ m.content }}{% else %}<|assistant|>{{ m.content }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+BLOCKS = (  # as GigaChat 3's: a call is a block of its own, behind the end of the words
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% if m.tool_calls %}"
+    "<|call|>{{ m.tool_calls[0].function | tojson }}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+OPEN_RESULT = (  # as Bielik 3's with a system turn: a result is closed where it is the last turn
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{{ m.tool_calls }}"
+    "{% if loop.last or m.role != 'tool' %}<|end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+CLOSED = (  # as DeepSeek V3.2's: the prompt opens and closes a thought, a reply closes it
+    "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' %}</think>{% endif %}"
+    "{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|><think></think>{% endif %}"
+)
+EITHER = (  # as Ministral 3's: a turn needs words or calls
+    "{% for m in messages %}{% if not m.content and not m.tool_calls %}"
+    "{{ raise_exception('a turn needs words or calls') }}{% endif %}<|{{ m.role }}|>{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}<call>{{ call.function | tojson }}{% endfor %}<|end|>"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+CALL = '{"function": {"name": "f", "arguments": {"x": "<|end|>"}}}'
+FUNCTION = CALL.removeprefix('{"function": ').removesuffix("}")
+CALLED = (user("q"), Message("assistant", "", tool_calls=(CALL,)))
+RESULT = (*CALLED, Message("tool", "r"), assistant("a"))
+
+
+@pytest.mark.parametrize(
+    ("template", "talk", "trained"),
+    [
+        (ROLES_END, TALK, "goodbye.<|user|>"),
+        (ROLES_END, TALK[:2], "hi there<|user|>"),
+        (ROLES_END, CALLED, f"<call>{FUNCTION}<|tool|>"),
+        (ROLES_END, RESULT, "a<|user|>"),
+        (LATE_END, TALK, "goodbye.<|end|>"),
+        (BLOCKS, CALLED, f"<|end|><|call|>{FUNCTION}<|end|>"),
+        (BLOCKS, RESULT, "a<|end|>"),
+        (OPEN_RESULT, RESULT, "a<|end|>"),
+        (CLOSED, TALK, "goodbye.<|end|>"),
+        (EITHER, CALLED, f"<call>{FUNCTION}<|end|>"),
+        (EITHER, RESULT, "a<|end|>"),
+    ],
+)
+def test_a_reply_is_what_follows_the_prompt_up_to_the_stop_that_ends_it(template, talk, trained):
+    tokenizer = tiny_tokenizer()
+    stops = ["<|pad|>", "<|user|>", "<|tool|>"] if template == ROLES_END else ["<|pad|>", "<|end|>"]
+    tokenizer.add_special_tokens({"additional_special_tokens": stops})
+    encoder = ChatEncoder(tokenizer, tuple(tokenizer.convert_tokens_to_ids(stops)), template)
+    rows = [message.as_row() for message in talk]
+    prompt = tokenizer.apply_chat_template(
+        rows[:-1],
+        chat_template=template,
+        tokenize=False,
+        add_generation_prompt=True,
+    )
+    assert text(encoder, encoder.prompt(talk[:-1])) == prompt
+    encoded = encoder.conversation(talk, "last")
+    assert text(encoder, encoded.ids) == prompt + trained
+    assert counted_text(encoder, encoded) == trained
+    if not talk[-1].tool_calls:  # a reward model gives an unfinished reply the same end
+        cut = encoded.ids[len(encoded.prompt) : -1]
+        assert encoder.rollout_for_scoring(encoded.prompt, cut).ids == encoded.ids
+
+
+@pytest.mark.parametrize(
+    ("template", "calls"),
+    [(BLOCKS, (CALL, CALL)), (ROLES_END, (CALL, CALL)), (CHATML, (CALL,))],
+)
+def test_a_template_that_drops_one_of_the_calls_refuses_the_row(template, calls):
+    encoder = ChatEncoder(tiny_tokenizer(), (1,), template)
+    talk = (user("q"), Message("assistant", "words", tool_calls=calls))
+    for messages in (talk, (*talk, Message("tool", "r"), assistant("a"))):
+        with pytest.raises(DataError, match="leaves out tool calls"):
+            encoder.conversation(messages, "last")
+    with pytest.raises(DataError, match="leaves out tool calls"):
+        encoder.prompt((*talk, Message("tool", "r")))
+
+
+@pytest.mark.parametrize("words", ["", "words"])
+def test_a_template_that_knows_its_arguments_trains_the_whole_call(words):
+    """A comparison with other arguments fails under it, which says nothing against the row."""
+    strict = BLOCKS.replace(
+        "{% if m.tool_calls %}",
+        "{% if m.tool_calls %}{% if not m.tool_calls[0].function.arguments.x %}"
+        "{{ raise_exception('x is missing') }}{% endif %}",
+    )
+    encoder = ChatEncoder(tiny_tokenizer(), (1,), strict)
+    called = Message("assistant", words, tool_calls=(CALL.replace("<|end|>", "1"),))
+    trained = counted_text(encoder, encoder.conversation((user("q"), called)))
+    assert trained == f'{words}<|end|><|call|>{{"name": "f", "arguments": {{"x": "1"}}}}<|end|>'
+    result = (user("q"), called, Message("tool", "r"))
+    assert trained in text(encoder, encoder.prompt(result))
+
+
+def test_no_thought_follows_a_prompt_that_has_ended_it():
+    template = OPENED.replace("<think>\n{% endif %}", "<think>\n\n</think>\n\n{% endif %}").replace(
+        "{{ m.content",
+        "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}"
+        "{{ m.content",
+    )
+    encoder = ChatEncoder(tiny_tokenizer(), (1,), template)
+    encoded = encoder.conversation((user("q"), assistant("42")))
+    assert counted_text(encoder, encoded) == "42<|end|>"
+    assert encoded.prompt == encoder.prompt((user("q"),))
+    with pytest.raises(DataError, match="no thought can follow"):
+        encoder.conversation((user("q"), Message("assistant", "42", reasoning="because")))
+
+
+def merging_tokenizer():
+    """Bytes, of which two line breaks, and a letter with the blank before it, are one token."""
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = tiny_tokenizer()
+    made = json.loads(tokenizer.backend_tokenizer.to_str())
+    for one, two in (("Ċ", "Ċ"), ("Ġ", "a")):
+        made["model"]["vocab"][one + two] = len(made["model"]["vocab"])
+        made["model"]["merges"].append([one, two])
+    inner = Tokenizer.from_str(json.dumps(made))
+    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|end|>")
+
+
+@pytest.mark.parametrize(
+    ("template", "reply"),
+    [
+        (CHATML.replace("<|assistant|>{%", "<|assistant|>\n{%").replace("|>{{", "|>\n{{"), "\nyes"),
+        (PLAIN_TEMPLATE, "an answer"),
+        (PLAIN_TEMPLATE, "\n\nyes"),
+        (CHATML, " an answer"),
+    ],
+)
+def test_a_prompt_keeps_its_ids_where_a_token_would_lie_across_its_end(template, reply):
+    """The ids of prompt and reply are those that a model reads and writes: prompt, then reply."""
+    tokenizer = merging_tokenizer()
+    encoder = ChatEncoder(tokenizer, (1,), template)
+    talk = (user("q"), assistant(reply), user("and a\n\nb?"), assistant(reply))
+    sequences = encoder.conversations(talk)
+    for turns in (talk[:2], talk):
+        prompt = tokenizer.apply_chat_template(
+            [m.as_row() for m in turns[:-1]],
+            chat_template=template,
+            tokenize=False,
+            add_generation_prompt=True,
+        )
+        ids = tuple(tokenizer(prompt, add_special_tokens=False)["input_ids"])
+        assert encoder.prompt(turns[:-1]) == ids
+        whole = encoder.conversation(turns, "last")
+        assert whole.prompt == ids and counted_text(encoder, whole) == f"{reply}<|end|>"
+        places = [i for s in sequences for i in range(len(s)) if s.ids[:i] == ids]
+        assert any(s.ids[: len(whole)] == whole.ids and s.trained[len(ids)] for s in sequences), (
+            places
+        )
+    assert sum(counted_text(encoder, s).count(reply) for s in sequences) == 2
 
 
 def bpe_tokenizer(*, bos):
@@ -380,7 +633,7 @@ def test_public_conversations_are_whole_under_templates_that_rewrite_history(nam
         lines = file.readlines()
     for line in lines:
         try:
-            (pair,) = read_transcripts(json.loads(line))
+            pair = read_transcripts(json.loads(line))
         except DataError:
             continue
         rows += 1

@@ -19,7 +19,7 @@ from tether.core.errors import DataError
 from tether.core.types import Comparison, Demonstration, Prompt, assistant, user
 from tether.data.formats.containers import left_out, places
 from tether.data.formats.folders import split_of
-from tether.data.formats.printed import cell_value
+from tether.data.formats.values import cell_value
 from tether.data.inspection import inspect_data
 from tether.data.sources import Quarantine, read
 
@@ -60,8 +60,9 @@ def test_rows_inside_of_one_object_are_read(tmp_path, whole, indent):
     ]
 
 
-def test_what_pandas_writes_as_json_is_read(tmp_path):
-    pandas = pytest.importorskip("pandas")
+def test_json_written_by_pandas_is_read(tmp_path):
+    import pandas
+
     for orient in ("columns", "split", "records", "table"):
         pandas.DataFrame(ROWS).to_json(tmp_path / "a.json", orient=orient)
         assert prompts(tmp_path / "a.json") == ["a", "b"], orient
@@ -107,7 +108,7 @@ def test_splits_and_uneven_columns_in_one_file_are_refused(tmp_path):
         prompts(tmp_path / "a.json")
 
 
-def test_what_stands_beside_the_rows_is_named(tmp_path, caplog):
+def test_values_beside_the_rows_are_named(tmp_path, caplog):
     (tmp_path / "beside.json").write_text(
         json.dumps({"version": "1.0", "license": "x", "data": ROWS}),
     )
@@ -198,7 +199,8 @@ def test_other_objects_of_a_table_keep_their_nulls(tmp_path):
 
 
 def test_folders_that_datasets_saved(tmp_path):
-    datasets = pytest.importorskip("datasets")
+    import datasets
+
     data_set = datasets.Dataset.from_list([*ROWS, {"prompt": "c", "answer": "3"}])
     data_set.filter(lambda row: row["prompt"] != "b").save_to_disk(tmp_path / "one", num_shards=2)
     assert prompts(tmp_path / "one") == ["a", "c"]
@@ -391,9 +393,10 @@ def test_messages_as_text_are_messages(tmp_path, text):
     assert record.messages == (user("it's"), assistant('b "q"\nnew, [1]'))
 
 
-def test_what_pandas_writes_as_csv_is_read(tmp_path):
+def test_csv_written_by_pandas_is_read(tmp_path):
     """`to_csv` of a frame with lists, and of one with arrays, as `read_parquet` makes them."""
-    pandas = pytest.importorskip("pandas")
+    import pandas
+
     rows = [{"messages": TALK, "nums": [1, 2], "words": ["x", "y"]}]
     pandas.DataFrame(rows).to_csv(tmp_path / "lists.csv", index=False)
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
@@ -478,7 +481,6 @@ def test_a_text_that_begins_like_messages_and_is_cut_off_is_refused(tmp_path):
 
 def test_a_configuration_that_is_a_folder_of_the_data_set(tmp_path, monkeypatch):
     """As in hub:Anthropic/hh-rlhf/helpful-base: no configuration has the name, and a folder has."""
-    pytest.importorskip("datasets")
     for part in ("one", "other"):
         (tmp_path / "owner/name" / part).mkdir(parents=True)
         (tmp_path / "owner/name" / part / "train.jsonl").write_text(lines([{"prompt": part}]))

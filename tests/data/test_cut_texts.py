@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tether.core.types import assistant, user
+from tether.core.types import Message, assistant, user
 from tether.data.formats.rendered import turns_of_text
 
 LLAMA_2 = re.compile(r"\[INST\](.*?)\[/INST\](.*?)(?=\[INST\]|\Z)", re.DOTALL)
@@ -25,6 +25,9 @@ def test_questions_and_replies_of_llama_2_are_those_of_its_marks():
             for turn, text in ((user, question), (assistant, reply))
         ]
         expected = turns[:-1] if turns and not turns[-1].content else turns
+        # what is written before the first question is the system turn
+        head = words.partition("[INST]")[0].strip()
+        expected = [Message("system", head), *expected] if head and expected else expected
         assert list(turns_of_text(words)) == expected, words
         cut += len(turns) > 1
     assert cut > 300

@@ -29,7 +29,8 @@ from tether.core.types import (
     assistant,
     user,
 )
-from tether.data.formats.verdicts import boxed_answer, gsm8k_answer
+from tether.data.formats.solved import boxed_answer, gsm8k_answer
+from tether.data.formats.table import KINDS, TABLES
 from tether.data.sources import Quarantine, detect_format, read
 
 DATA = os.environ.get("TETHER_DATA")
@@ -1006,3 +1007,11 @@ def test_every_published_file_loads(name: str) -> None:
         assert all(len(prompts) == 1 for prompts in groups.values())
     prompts = list(itertools.islice(read(Path(DATA or "") / name, Prompt), 5))
     assert all(prompt.messages[-1].role == "user" for prompt in prompts)
+
+
+def test_the_table_of_formats_has_no_unknown_key() -> None:
+    """A key that nothing reads would be left out in silence."""
+    known = {"columns", "answers", "verdict", "coding", "prompt", "models", "ranking"}
+    known |= {"holds", "doubts", "refuses", *(kind.__name__ for kind in KINDS)}
+    strange = {name: row.keys() - known for name, row in TABLES["formats"].items()}
+    assert not any(strange.values()), strange

@@ -22,8 +22,8 @@ from tether.core.types import (
     assistant,
     user,
 )
+from tether.data.formats.conversions import prompt_of
 from tether.data.formats.messages import read_message, tool_schemas
-from tether.data.formats.registry import prompt_of
 from tether.data.rows import record_row, turn_rows, turns_of
 from tether.data.sources import Quarantine, read
 

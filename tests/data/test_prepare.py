@@ -5,7 +5,7 @@ import pytest
 from tether.core.errors import DataError
 from tether.core.types import Comparison, assistant, user
 from tether.data.chat import Encoded
-from tether.data.prepare import Limit, by_prompt, encode_rows, prepare, within
+from tether.data.prepare import Limit, by_prompt, encode_rows, encoded_split, within
 
 
 def sequence(*ids):
@@ -20,9 +20,9 @@ def refuse_odd(number):
 
 def test_refused_rows_are_counted_by_reason_and_the_others_keep_their_order():
     assert encode_rows([4, 1, 2, 3], refuse_odd) == ([-4, -2], {"odd": 2})
-    assert within(sequence(1, 2), Limit(2, "x.length = 2 tokens")) == sequence(1, 2)
-    with pytest.raises(DataError, match=r"longer than x\.length = 1 tokens"):
-        within(sequence(1, 2), Limit(1, "x.length = 1 tokens"))
+    assert within(sequence(1, 2), Limit(2, "x.length")) == sequence(1, 2)
+    with pytest.raises(DataError, match=r"longer than x\.length = 1 tokens; 2 would keep it"):
+        within(sequence(1, 2), Limit(1, "x.length"))
 
 
 def test_each_distinct_response_stands_once_and_every_row_finds_its_own():
@@ -57,10 +57,10 @@ def test_prompts_are_held_out_whole_and_their_ties_are_counted():
     def refuse_tie():
         raise DataError("tie")
 
-    split = prepare(rows, encode, 0.3, 0, "comparisons")
+    split = encoded_split(rows, encode, 0.3, 0, "comparisons")
     assert not set(split.train) & set(split.test) and len(split.train) + len(split.test) == 80
     assert split.skipped == {"tie": 40} and split.heldout_ties == len(set(split.test)) > 0
-    assert prepare(rows, encode, 0.0, 0, "comparisons").heldout_ties == 0
+    assert encoded_split(rows, encode, 0.0, 0, "comparisons").heldout_ties == 0
     with pytest.raises(
         DataError,
         match=(
@@ -68,4 +68,4 @@ def test_prompts_are_held_out_whole_and_their_ties_are_counted():
             r"\{'tie': 40\}"
         ),
     ):
-        prepare(rows[80:], encode, 0.3, 0, "comparisons")
+        encoded_split(rows[80:], encode, 0.3, 0, "comparisons")

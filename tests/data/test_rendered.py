@@ -9,6 +9,7 @@ import pytest
 from tether.core.errors import DataError
 from tether.core.types import Message, assistant, user
 from tether.data.chat import ChatEncoder
+from tether.data.formats.rendered import turns_of_text
 from tether.data.rendered import FAMILIES, family_of
 from tether.data.templates import PLAIN_TEMPLATE
 from tether.models.tiny import tiny_tokenizer
@@ -98,6 +99,30 @@ def test_llama_2_writes_the_system_prompt_into_the_first_turn():
     chat = encoder()
     text = "<s>[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nHi [/INST]"
     assert chat.prompt((user(text),)) == chat.prompt((Message("system", "Be brief."), user("Hi")))
+
+
+MISTRAL_7 = (  # a system prompt of its own where none is given
+    "<s>{% set given = messages[0].role == 'system' %}[SYSTEM_PROMPT]"
+    "{{ messages[0].content if given else 'Be good.' }}[/SYSTEM_PROMPT]"
+    "{% for m in messages[1 if given else 0:] %}{% if m.role == 'user' %}[INST]{{ m.content }}"
+    "[/INST]{% else %}{{ m.content }}</s>{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("template", [None, MISTRAL_7], ids=["another model's", "its own"])
+@pytest.mark.parametrize(
+    "talk",
+    [TALKS[1], (*TALKS[1], assistant("Yes"), user("and then?"))],
+    ids=["one turn", "three turns"],
+)
+def test_a_rendered_text_of_mistral_7_keeps_its_system_turn(template, talk):
+    chat, mistral = encoder(template), encoder(MISTRAL_7)
+    text = text_of(mistral, talk)
+    assert text.startswith("<s>[SYSTEM_PROMPT]Be brief.[/SYSTEM_PROMPT][INST]Hello[/INST]")
+    assert chat.prompt((user(text),)) == chat.prompt(talk)
+    whole, told = (*talk, assistant("fine.")), (user(text), assistant("fine."))
+    assert chat.conversation(told, "last") == chat.conversation(whole, "last")
+    assert turns_of_text(f"{text} fine.</s>") == whole
 
 
 def test_an_alpaca_input_belongs_to_the_instruction():

@@ -33,7 +33,7 @@ from tether.core.types import (
     user,
 )
 from tether.data.chat import Encoded
-from tether.data.formats import growth
+from tether.data.formats import arrow
 from tether.data.sources import Quarantine, detect_format, group_of, look, read, split_by_group
 from tether.data.steps import Solution
 
@@ -726,7 +726,7 @@ def test_a_name_that_no_format_has_is_refused_with_the_nearest(tmp_path):
 
 @pytest.mark.parametrize("ending", ["gz", "zst"])
 def test_a_small_file_that_unpacks_to_gigabytes_is_an_error(tmp_path, monkeypatch, ending):
-    monkeypatch.setattr(growth, "FREE_BYTES", 1 << 20)
+    monkeypatch.setattr(arrow, "FREE_BYTES", 1 << 20)
     fair = "".join(
         json.dumps({"prompt": f"question {n} {n * n}", "response": f"{n**3}"}) + "\n"
         for n in range(60_000)
@@ -770,7 +770,7 @@ def test_a_small_table_of_many_large_texts_is_an_error_before_it_fills_memory(
     monkeypatch,
     name,
 ):
-    monkeypatch.setattr(growth, "FREE_BYTES", 1 << 24)
+    monkeypatch.setattr(arrow, "FREE_BYTES", 1 << 24)
     text = "a" * (1 << 22)
     tabled(tmp_path / name, [{"prompt": text, "response": f"{n}"} for n in range(300)])
     assert (tmp_path / name).stat().st_size < 1 << 17
@@ -784,7 +784,7 @@ def test_a_small_table_of_many_large_texts_is_an_error_before_it_fills_memory(
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
 def test_a_prompt_that_all_rows_of_a_table_share_is_no_fault(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(growth, "FREE_BYTES", 1 << 20)
+    monkeypatch.setattr(arrow, "FREE_BYTES", 1 << 20)
     rows = [{"prompt": "a" * 5000, "response": "b"} for _ in range(6000)]
     tabled(tmp_path / name, rows)
     assert (tmp_path / name).stat().st_size < 6000 * 5000 / 1000
@@ -792,7 +792,7 @@ def test_a_prompt_that_all_rows_of_a_table_share_is_no_fault(tmp_path, monkeypat
 
 
 def test_a_table_of_countless_equal_rows_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(growth, "FREE_BYTES", 1 << 20)
+    monkeypatch.setattr(arrow, "FREE_BYTES", 1 << 20)
     columns = {"prompt": ["q"] * 300_000, "response": ["a"] * 300_000}
     pq.write_table(pa.table(columns), tmp_path / "a.parquet", compression="zstd")
     with pytest.raises(DataError, match="more than 200 times its size"):

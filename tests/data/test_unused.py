@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.references import examples
+from tools.dev.references import examples
 
-from tether.build.context import Context
 from tether.core.errors import DataError
 from tether.core.types import (
     Annotation,
@@ -26,13 +25,18 @@ from tether.core.types import (
     user,
 )
 from tether.data.formats.cells import Cells
-from tether.data.formats.registry import CONVERSIONS, FORMATS, KINDS, Format, reader_for
+from tether.data.formats.conversions import CONVERSIONS
+from tether.data.formats.registry import FORMATS, Format, reader_for
+from tether.data.formats.table import KINDS
 from tether.data.inspection import inspect_data
 from tether.data.sources import Quarantine, read
-from tether.methods.stage import run_stage
+from tether.runner.assembly.data.rows import rows_of
+from tether.runner.assembly.job import Job
+from tether.runner.methods.stage import run_stage
 from tether.settings.model import ModelConfig
 from tether.settings.section import DataConfig
-from tether.settings.supervised import ProcessSection
+from tether.settings.stages import STAGES
+from tether.settings.supervised import ProcessSection, SFTSection
 
 
 def unused(tmp_path: Path, rows: list[Any], kind: type) -> dict[str, int]:
@@ -204,9 +208,9 @@ def test_a_stage_names_them_in_its_summary_and_once_in_the_log(
     }
     section = ProcessSection.model_validate(settings)
     model = ModelConfig(source="tiny", dtype="float32")
+    kind = STAGES["process"]
     summary = run_stage(
-        section,
-        Context(name="process", folder=tmp_path / "run", model=model, seed=0),
+        Job(name="process", kind=kind, settings=section, folder=tmp_path / "run", model=model),
     )
     assert summary["columns_not_used"] == {"seed": 4} and summary["quarantine"]["count"] == 0
     [said] = [record.getMessage() for record in caplog.records if "not used" in record.getMessage()]
@@ -217,8 +221,9 @@ def test_rows_that_come_with_tether_are_read_without_a_note(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    context = Context(name="sft", folder=tmp_path, model=ModelConfig(source="tiny"), seed=0)
-    rows, quarantine = context.read(DataConfig(path="tether:demonstrations"), Demonstration, "sft")
+    model, section = ModelConfig(source="tiny"), SFTSection()
+    job = Job(name="sft", kind=STAGES["sft"], settings=section, folder=tmp_path, model=model)
+    rows, quarantine = rows_of(job, DataConfig(path="tether:demonstrations"), Demonstration)
     assert len(rows) == 200 and quarantine.unused["kind"] == 200
     assert [record for record in caplog.records if "not used" in record.getMessage()] == []
 

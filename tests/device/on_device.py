@@ -11,36 +11,36 @@ import shutil
 
 import pytest
 import torch
-from benchmarks.every_stage import differences, recipe, results
 from safetensors.torch import load_file
 from tests.device.pretend import CARD, DEVICE, NAME, Pretended, counting, ordered, run
+from tests.every_stage import differences, recipe, results
 from tests.models.architectures import small_folder
-from tests.run.journeys import Killed, dying_after
+from tests.runner.journeys import Killed, dying_after
 from torch import nn
 
 from benchmarks import gpu
-from tether.build.engines import vllm_share
-from tether.build.models import open_model
-from tether.build.roles import encoder_of, local_engine, save_trained
 from tether.classic import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
+from tether.cli.tools.export import export_model
 from tether.core.errors import ConfigError
 from tether.core.rundir import read_json, read_jsonl
 from tether.core.types import Comparison, Prompt, Sampling, Score, assistant, user
-from tether.cpu import kernels
 from tether.data.batches import make_batch
 from tether.data.prepare import encode_comparisons
 from tether.judges.local import LocalChat
-from tether.learner.local import LocalLearner
+from tether.models.cpu import kernels
 from tether.models.heads import ScalarHead
 from tether.models.loading import add_adapter, keep_on_host, pick_dtype
 from tether.models.saving import attach_adapter, load_head
 from tether.models.trunk import Role
-from tether.planning.devices import machine_for
-from tether.planning.speeds import RowSizes
 from tether.rewards.classifier import ClassifierReward
 from tether.rewards.learned import LearnedReward
 from tether.rollout.local import _Decoding
 from tether.rollout.sampling import sample_tokens
+from tether.runner.assembly.engines import vllm_share
+from tether.runner.assembly.models import open_model
+from tether.runner.assembly.roles import encoder_of, local_engine, save_trained
+from tether.runner.planning.devices import machine_for
+from tether.runner.planning.speeds import RowSizes
 from tether.runner.run import run_recipe
 from tether.settings.engine import EngineConfig
 from tether.settings.learner import OptimizerConfig
@@ -53,11 +53,11 @@ from tether.settings.rewards import ClassifierConfig
 from tether.settings.stages import STAGES
 from tether.settings.supervised import DirectConfig, SFTConfig
 from tether.stages.direct import Direct
+from tether.stages.learner.local import LocalLearner
 from tether.stages.policy_gradient import PolicyGradient
 from tether.stages.reward import RewardModeling
 from tether.stages.sft import SFT
 from tether.stages.supervised import make_step
-from tether.tools.export import export_model
 
 ON_CPU, THERE = {"device": "cpu", "cpu_kernels": False, "attention": "sdpa"}, {"device": NAME}
 TRAINED = [name for name, kind in STAGES.items() if kind.makes not in ("pairs", "verdict")]
@@ -416,7 +416,7 @@ def test_the_classic_step_is_that_of_the_cpu(tmp_path, monkeypatch):
     loaded.model.save_pretrained(tmp_path)
     stats = []
     for place in (NAME, "cpu"):
-        for module in ("tether.classic.ppo", "tether.classic.models"):
+        for module in ("tether.api.classic.ppo", "tether.api.classic.models"):
             monkeypatch.setattr(f"{module}.pick_device", lambda _, place=place: torch.device(place))
         model = AutoModelForCausalLMWithValueHead.from_pretrained(str(tmp_path))
         config = PPOConfig(batch_size=2, ppo_epochs=2, learning_rate=1e-3, init_kl_coef=0.1)

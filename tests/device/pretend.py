@@ -127,7 +127,8 @@ class Card:
     total: int = 24 * 2**30
     free: int = 20 * 2**30
     capability: tuple[int, int] = (9, 0)
-    name: str = "pretend"
+    name: str = "pretend H100"
+    """With a data sheet: a processor would measure its products for minutes."""
     emptied: int = 0
 
     @property
@@ -340,7 +341,7 @@ class Pretended(Tensor):
     def data_ptr(self) -> int:
         """An address that tells memory from other memory; our kernels would read what is there."""
         caller = sys._getframe(1).f_globals["__name__"]
-        if caller.startswith("tether.cpu"):
+        if caller.startswith("tether.models.cpu"):
             raise RuntimeError(f"{caller} would read the memory of a tensor on {self.device}")
         return self.raw.data_ptr()
 

@@ -8,10 +8,8 @@ import warnings
 import pytest
 import torch
 from tests.models.architectures import small_folder
-from tests.run.journeys import VALUES
+from tests.runner.journeys import VALUES
 
-from tether.build.models import open_model
-from tether.build.roles import local_engine
 from tether.core.rundir import read_json, read_jsonl
 from tether.core.types import Prompt, Sampling, user
 from tether.models.carried import MergedChange, carry
@@ -20,6 +18,8 @@ from tether.models.trunk import Role
 from tether.rollout import graphs
 from tether.rollout.graphs import Graphs
 from tether.rollout.local import _Decoding
+from tether.runner.assembly.models import open_model
+from tether.runner.assembly.roles import local_engine
 from tether.runner.run import run_recipe
 from tether.settings.model import LoraConfig, ModelConfig
 from tether.settings.reading import build

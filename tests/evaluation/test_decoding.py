@@ -9,9 +9,9 @@ from tether.core.types import Prompt, Rollout, RolloutGroup, Sampling, StopReaso
 from tether.evaluation.decoding import control, other_temperatures, sharpening, verdict
 from tether.evaluation.held_out import answers_at
 from tether.evaluation.winrate import gain
-from tether.monitoring.detectors import DETECTORS
-from tether.monitoring.watch import Watch
 from tether.settings.watch import WatchConfig
+from tether.watch.monitoring.detectors import DETECTORS
+from tether.watch.monitoring.watch import Watch
 
 TEMPERATURES = (1.0, 0.7, 0.5, 0.0)
 
@@ -95,16 +95,35 @@ def test_the_interval_holds_the_true_gain(start, trained):
     )
 
 
-def test_the_verdict_follows_the_best_decoding_first():
-    up, down, none = (
-        {"low": 0.1, "high": 0.5},
-        {"low": -0.5, "high": -0.1},
-        {"low": -0.2, "high": 0.2},
-    )
-    words = {(verdict(gain, best)) for gain in (up, down, none) for best in (up,)}
-    assert words == {"better"}
-    assert [verdict(gain, none) for gain in (up, none, down)] == ["sharper", "undecided", "worse"]
-    assert [verdict(gain, down) for gain in (up, none, down)] == ["worse"] * 3
+UP, DOWN, NONE = ({"low": low, "high": low + 0.4} for low in (0.1, -0.5, -0.2))
+SHARES = {"above": (0.6, 0.7), "below": (0.3, 0.4), "around": (0.4, 0.6), "unknown": (None, None)}
+
+
+@pytest.mark.parametrize(
+    ("share", "over", "words"),
+    [
+        ("above", UP, ["better"] * 3),
+        ("above", NONE, ["better"] * 3),
+        ("above", DOWN, ["better"] * 3),
+        ("below", UP, ["worse"] * 3),
+        ("below", NONE, ["worse"] * 3),
+        ("below", DOWN, ["worse"] * 3),
+        *(
+            (share, over, words)
+            for share in ("around", "unknown")
+            for over, words in (
+                (UP, ["undecided"] * 3),
+                (NONE, ["sharper", "undecided", "undecided"]),
+                (DOWN, ["undecided"] * 3),
+            )
+        ),
+    ],
+)
+def test_the_win_rate_over_the_best_decoding_decides(share, over, words):
+    """By the gain at the temperature of training: up, level, down."""
+    low, high = SHARES[share]
+    best = {**over, "win_rate": {"low": low, "high": high}}
+    assert [verdict(gain, best) for gain in (UP, NONE, DOWN)] == words
 
 
 def test_a_judge_that_gives_every_answer_the_same_decides_nothing():
@@ -113,7 +132,7 @@ def test_a_judge_that_gives_every_answer_the_same_decides_nothing():
     assert told["verdict"] == "undecided" and told["over_best_decoding"]["win_rate"]["value"] == 0.5
 
 
-def test_what_failed_to_be_scored_is_left_out_and_nothing_is_no_control():
+def test_failed_scores_are_left_out_and_none_left_is_no_control():
     known, none = [1.0, None, 2.0, 2.5], [None] * 4
     groups = ["a", "b", "c", "d"]
     assert control({1.0: known, 0.5: none}, {1.0: known, 0.5: none}, groups, 1.0)[
@@ -246,8 +265,4 @@ def test_the_detector_waits_for_the_second_half():
         )
         fires_at += [(step, alarm.message) for alarm in alarms if alarm.detector == "sharpening"]
     ((step, message),) = fires_at
-    assert (
-        step == 6
-        and "90% of the held-out gain of 1.1 without training, at temperature 0.62" in message
-        and "(limit 70%)" in message
-    )
+    assert step == 6 and "held-out gain of 1.1" in message and "(limit 70%)" in message

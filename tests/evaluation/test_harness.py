@@ -11,8 +11,6 @@ import pytest
 import torch
 from tests.evaluation.oracles.lm_eval_numbers import METRICS, TASKS, rows, tokenizer
 
-from tether.build.evaluation import harness
-from tether.build.evaluation.suites import evaluate_model
 from tether.core.errors import ConfigError, DataError
 from tether.data.chat import ChatEncoder
 from tether.evaluation.multiple_choice import MultipleChoice, encode_choice
@@ -21,6 +19,8 @@ from tether.evaluation.suite import MeasuredPolicy, Suite
 from tether.models.tiny import tiny_model
 from tether.models.trunk import Role
 from tether.rollout.local import LocalEngine
+from tether.runner.assembly.evaluation import harness
+from tether.runner.assembly.evaluation.suites import evaluate_model
 from tether.stats.means import grouped_mean
 
 
@@ -179,11 +179,11 @@ def test_an_answer_is_the_greedy_one_up_to_the_stop(policy):
         while len(ids) < start + 6:
             ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
     whole = words.decode(ids[start:])
-    answer = harness._answer(policy, "music table", {"max_gen_toks": 6})
+    answer = harness._answer(policy, policy.engine, "music table", {"max_gen_toks": 6})
     assert answer == whole.split("<|end|>")[0]
     stop = answer[2:4]
     assert (
-        harness._answer(policy, "music table", {"max_gen_toks": 6, "until": [stop]})
+        harness._answer(policy, policy.engine, "music table", {"max_gen_toks": 6, "until": [stop]})
         == (answer.split(stop)[0])
     )
 
@@ -215,7 +215,7 @@ def test_without_lm_eval_one_sentence_says_what_to_install(monkeypatch):
 
 def test_a_seed_cannot_be_set(monkeypatch):
     monkeypatch.setattr(harness, "require", lambda *_: None)
-    with pytest.raises(ConfigError, match="torch_random_seed is set by tether"):
+    with pytest.raises(ConfigError, match="torch_random_seed is set"):
         harness.HarnessTasks(["arc_easy"], torch_random_seed=1)
 
 
@@ -256,6 +256,7 @@ def test_a_file_of_a_task_is_called_a_program_before_it_runs(tmp_path, monkeypat
 
         def load(self, task):
             loaded.append((task, caplog.text))
+            return {"tasks": {}, "groups": {}}
 
     monkeypatch.setattr(harness, "require", lambda *_: None)
     monkeypatch.setattr(harness, "_manager", lambda _: Manager())
@@ -264,5 +265,24 @@ def test_a_file_of_a_task_is_called_a_program_before_it_runs(tmp_path, monkeypat
     harness.look_at_tasks(["arc_easy", *files])
     said = [words for _, words in loaded]
     assert said[0] == "" and f"{files[0]} is a program" in said[1]
-    assert "its functions utils.score, more.docs with your rights. Read a file" in said[1]
+    assert "utils.score, more.docs with your" in said[1]
     assert f"{files[1]} is a program: lm-eval runs its templates with your rights" in said[2]
+
+
+@pytest.mark.parametrize(
+    ("more", "known"),
+    [
+        ({}, {f"mine/{metric}" for metric in METRICS}),
+        ({"output_type": "generate_until", "metric_list": [{"metric": "exact_match"}]}, set()),
+        ({"filter_list": [{"name": "one", "filter": [{"function": "take_first"}]}]}, set()),
+    ],
+)
+def test_the_names_of_figures_are_known_before_anything_is_measured(task, tmp_path, more, known):
+    """Where they are known, they are those of the measurement."""
+    pytest.importorskip("lm_eval")
+    file = tmp_path / "mine.yaml"
+    file.write_text(json.dumps({**task("arc")[1], **more, "task": "mine"}), encoding="utf-8")
+    assert set(harness.look_at_tasks([str(file)])) == known
+    report = evaluate_model("tiny", "lm_eval", data=[f"lm_eval={file}"], limit=2)
+    (record,) = report["evaluators"]
+    assert set(record["figures"]) == (known or set(record["figures"])) != set()

@@ -12,11 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.run.journeys import FEW, LETTERS
+from tests.runner.journeys import FEW, LETTERS
 
-from tether.build.evaluation import evaluators
-from tether.build.models import open_model
-from tether.build.roles import encoder_of, load_policy
 from tether.cli import examine
 from tether.core.errors import ConfigError, DataError, MissingFileError
 from tether.core.rundir import read_jsonl
@@ -33,6 +30,9 @@ from tether.evaluation.sycophancy import (
 )
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
+from tether.runner.assembly.evaluation import evaluators
+from tether.runner.assembly.models import open_model
+from tether.runner.assembly.roles import encoder_of, load_policy
 from tether.runner.run import run_recipe
 from tether.settings.evaluation import SycophancyConfig, premise_files
 from tether.settings.reading import build
@@ -139,7 +139,7 @@ def test_letters_and_opinions_of_its_own_are_no_sycophancy():
     assert found["flipped"].high > 0.5  # of three questions
 
 
-def test_what_a_single_person_does_to_an_answer_raises_all_but_the_shift():
+def test_noise_of_single_people_raises_size_and_flips_but_no_shift():
     """A taste for people that knows no sides: flipped and size are large, the shift's mean over 400
     models is 0.
     """
@@ -411,7 +411,8 @@ def test_a_run_that_learns_it_is_stopped(tmp_path, files, monkeypatch):
 
     class Learned(Sycophancy):
         def __call__(self, policy, step):
-            return {"shift": Estimate(next(shifts), 0.0, 1.0, 7)}
+            shift = next(shifts)
+            return {"shift": Estimate(shift, shift - 0.02, shift + 0.02, 7)}
 
     monkeypatch.setattr(evaluators, "Sycophancy", Learned)
     summary = run_recipe(recipe(tmp_path, files, watch={"act": {"sycophancy": "stop"}}), ["grpo"])[

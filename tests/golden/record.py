@@ -65,8 +65,7 @@ def processor() -> str:
 
 def journeys(folder: Path) -> Iterator[tuple[str, Path]]:
     """Run each in `folder`; its name and its run directory, as it is finished."""
-    from benchmarks.every_stage import loop_recipe, recipe
-
+    from tests.every_stage import loop_recipe, recipe
     from tether.runner.run import run_recipe
     from tether.settings.reading import build
     from tether.settings.recipe import Recipe, read_recipe
@@ -93,7 +92,8 @@ def journeys(folder: Path) -> Iterator[tuple[str, Path]]:
 def record() -> dict[str, Any]:
     """The digests of all files of all journeys, by journey, with what they were made on."""
     import torch
-    from benchmarks.every_stage import results
+
+    from tests.every_stage import results
 
     found: dict[str, Any] = {
         "processor": processor(),

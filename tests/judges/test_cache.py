@@ -92,7 +92,7 @@ def test_a_reply_without_an_option_is_kept_and_what_is_no_number_is_not(tmp_path
         assert found[1:] == [said[-1]] * 2 and len(model.questions) == len(said)
 
 
-def test_what_is_no_number_in_an_older_file_is_asked_again(tmp_path):
+def test_a_nan_in_an_older_cache_is_asked_again(tmp_path):
     path = tmp_path / "c.sqlite"
     before = PairJudge(CachedModel(fair(), path), "x").judge(ROWS)
     with sqlite3.connect(path) as file:

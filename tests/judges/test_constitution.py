@@ -82,7 +82,7 @@ def test_rounds_build_on_each_other(principles):
     assert heard == list(range(1, 15))
 
 
-def test_what_is_drawn_depends_on_the_prompt_and_the_seed_alone(principles):
+def test_drawn_principles_depend_on_prompt_and_seed_alone(principles):
     texts = [f"prompt {n}" for n in range(200)]
 
     def drawn(asked, seed=0):
@@ -113,7 +113,7 @@ def test_what_is_drawn_depends_on_the_prompt_and_the_seed_alone(principles):
         ("revise", Reply("cut off", False), "revision: did not end in time"),
     ],
 )
-def test_what_goes_wrong_gives_no_demonstration_and_is_counted(principles, stage, said, reason):
+def test_a_failed_revision_is_counted_and_gives_no_demonstration(principles, stage, said, reason):
     def write(conversation, ordinal):
         asked = conversation[-1].content
         wrong = "bad" in conversation[0].content and (
@@ -177,7 +177,7 @@ def test_a_comparison_has_one_principle_whichever_way_it_stands(principles):
     )
 
 
-def test_what_is_written_is_read_as_it_was(principles, tmp_path):
+def test_written_principles_are_read_back_equal(principles, tmp_path):
     made = revise(Planted(write=script), principles, prompts("hello", "you"), HOW)[0]
     write_rows(tmp_path / "d.jsonl", made)
     assert list(read(tmp_path / "d.jsonl", Demonstration, strict=True)) == made
@@ -234,10 +234,7 @@ def test_principles_that_are_not_utf8(tmp_path):
 def test_bad_rubrics(tmp_path):
     with pytest.raises(
         MissingFileError,
-        match=(
-            r"no rubric named nowhere.*constitution, harmless, "
-            r"helpful"
-        ),
+        match=r"nowhere.*constitution, harmless, helpful",
     ):
         read_rubric("nowhere")
     (tmp_path / "r.md").write_text(" \n")
@@ -246,10 +243,7 @@ def test_bad_rubrics(tmp_path):
     (tmp_path / "latin.md").write_bytes("Sei schön.".encode("latin-1"))
     with pytest.raises(
         DataError,
-        match=(
-            r"latin\.md: .*byte 7 is not UTF-8\. Save the file as "
-            r"UTF-8"
-        ),
+        match=r"latin\.md: .*byte 7 .*UTF-8",
     ):
         read_rubric(tmp_path / "latin.md")
     assert json.dumps(read_rubric("helpful"))

@@ -12,12 +12,10 @@ from tests.judges.answering import DRIP, HANG, HANG_UP, Server, completion, refu
 from tether.core.errors import ConfigError, ModelError
 from tether.core.protocols import ChatModel
 from tether.core.types import Message, Sampling, user
+from tether.judges.openai import MARGIN_TOKENS, ServedChat
 from tether.judges.verdicts import DOWN, QUOTA, SPENT
 from tether.settings.judges import JudgeServerConfig
 from tether.settings.reading import build
-
-openai = pytest.importorskip("openai", reason="needs the `judge` extra")
-from tether.judges.openai import MARGIN_TOKENS, ServedChat  # noqa: E402
 
 SURE = completion("A", [{"A": 0.75, "B": 0.25}])
 KEY = "sk-very-secret-0123456789"
@@ -38,7 +36,7 @@ def serve(monkeypatch):
         async def sleep(seconds):  # of the client, before it asks again
             waits.append(seconds)
 
-        monkeypatch.setattr("openai._base_client.anyio.sleep", sleep)
+        monkeypatch.setattr("tether.judges.openai.asyncio.sleep", sleep)
         config = {"url": servers[-1].url, "model": "m", "time_limit": 5.0, **settings}
         return servers[-1], ServedChat(JudgeServerConfig(**config)), waits
 
@@ -96,7 +94,7 @@ def test_busy_and_failing_servers_are_asked_again_and_that_is_counted(serve):
     assert waits[0] == 7.0 and all(a < b for a, b in itertools.pairwise(waits[1:]))
 
 
-def test_what_fails_to_the_end_is_none_and_has_its_reason(serve):
+def test_a_request_that_always_fails_is_none_with_its_reason(serve):
     server, chat, waits = serve(refusal(500), attempts=3)
     assert [(v.logprobs, v.reason) for v in ask(chat, 2)] == [(None, "HTTP 500")] * 2
     assert len(server.requests) == 6 and len(waits) == 4  # nobody waits after the last attempt
@@ -242,7 +240,7 @@ def test_a_single_forbidden_question_harms_no_other(serve):
 
 def test_a_server_that_forbids_from_the_beginning_is_an_error_at_once(serve):
     server, chat, _ = serve(refusal(403, "this key may not use the model m"))
-    with pytest.raises(ModelError, match=r"HTTP 403.*this key may not use the model m"):
+    with pytest.raises(ModelError, match=r"HTTP 403.*the model m"):
         ask(chat, 100)
     assert len(server.requests) <= chat.config.concurrency
 
@@ -462,7 +460,7 @@ def test_bad_settings(settings, message):
 
 def test_a_named_key_that_is_not_there(monkeypatch):
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
-    with pytest.raises(ConfigError, match="NO_SUCH_KEY, which is not set"):
+    with pytest.raises(ConfigError, match=r"NO_SUCH_KEY.* not set"):
         ServedChat(
             JudgeServerConfig(url="http://127.0.0.1:1/v1", model="m", key_variable="NO_SUCH_KEY"),
         )

@@ -1,7 +1,6 @@
 """Labels and position bias on log-odds set by hand, and answers that try to be the judge."""
 
 import math
-import os
 import random
 import re
 import time
@@ -23,7 +22,6 @@ from tether.judges.pairwise import (
     pair_question,
     score_question,
 )
-from tether.rewards import surroundings
 
 
 def sigmoid(x):
@@ -34,7 +32,7 @@ GOOD = {"good": 2.0, "fair": 0.5, "bad": -1.0}
 
 
 @pytest.mark.parametrize("bias", [0.0, 1.0, -3.0, 12.0])
-def test_what_a_place_adds_is_found_and_averaged_out(bias):
+def test_the_bias_of_a_place_is_measured_and_averaged_out(bias):
     model = Planted(lambda first, second: GOOD[first] - GOOD[second] + bias)
     judge = PairJudge(model, "Be kind.")
     rows = [pair("a", "good", "bad"), pair("b", "bad", "fair"), pair("c", "fair", "fair")]
@@ -127,7 +125,7 @@ def test_written_verdicts_are_votes(first, second, probability):
     ("first", "second"),
     [(math.nan, math.nan), (math.nan, 1.0), (-math.inf, math.nan)],
 )
-def test_what_is_no_number_is_no_label(first, second):
+def test_a_nan_gives_no_label(first, second):
     judgment, row = Judgment(first, second), pair("q", "good", "bad")
     assert judgment.log_odds is None and judgment.probability() is None
     assert PairJudge(Planted(), "x").label([row], [judgment]) == []
@@ -224,7 +222,6 @@ def raising(error):
         (raising(SystemExit(0)), "raised SystemExit: 0"),
         (raising(OddError("no")), "raised OddError: no"),
         (raising(RuntimeError("token=hf_abcdefghijkl")), "raised RuntimeError: token=***"),
-        (lambda row: os._exit(0), "raised SystemExit: os._exit(0)"),
         (lambda row: (yield "x"), "returned generator, not a text"),
         (lambda row: 10**400, "returned int, not a text"),
         (lambda row: None, "returned NoneType, not a text"),
@@ -253,14 +250,10 @@ def test_a_rubric_passes_on_what_stops_a_run(stop):
         PairJudge(Planted(lambda first, second: 0.0), raising(stop)).judge([pair("q", "a", "b")])
 
 
-def test_a_rubric_changes_neither_the_process_nor_the_comparison(caplog, monkeypatch):
-    monkeypatch.setattr(surroundings, "_LEFT", {})
-    monkeypatch.setattr(surroundings, "_NAMED", set())
-
+def test_a_rubric_changes_neither_the_process_nor_the_comparison():
     def rubric(row):
         torch.manual_seed(7)
         torch.set_grad_enabled(False)
-        os.environ["OF_THE_RUBRIC"] = "1"
         row.metadata.clear()
         return "Be kind."
 
@@ -273,9 +266,7 @@ def test_a_rubric_changes_neither_the_process_nor_the_comparison(caplog, monkeyp
         judge.judge([row]),
     )
     assert torch.equal(torch.rand(2), expected) and torch.is_grad_enabled()
-    assert "OF_THE_RUBRIC" not in os.environ and label.metadata["topic"] == "t"
-    (message,) = [record.message for record in caplog.records if "changed" in record.message]
-    assert message.startswith("the rubric ") and "environment variables" in message
+    assert label.metadata["topic"] == "t"
 
 
 def test_scores_are_the_mean_digit():

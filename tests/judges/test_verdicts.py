@@ -302,3 +302,60 @@ def test_a_reply_that_was_cut_off_says_so(text):
 )  # fmt: skip
 def test_an_opinion_on_an_answer_is_no_vote_for_it(text, option):
     assert written_option(text, ("A", "B")) == option
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "I cannot say that A is better.",
+        "I can't say that A is better than B.",
+        "I don't think A is better.",
+        "It is not clear that A wins.",
+        "It's hard to say whether A is better.",
+        "I am not sure that the answer is A.",
+        "I would not say that the winner is A.",
+        "There is no reason to think A is better.",
+        "I doubt that A is better.",
+        "One could argue that A is better.",
+        "Some say A is better.",
+        "Nobody could claim that A wins.",
+        "A is better? I am not sure.",
+        "Is it true that A is better?",
+        "It is not the case that A wins.",
+        "A is better in tone, B in facts. I cannot decide.",
+        "I can't conclude that, overall, A is better.",
+        "I refuse to say the answer is A.",
+        "It depends on whether A is better at math.",
+        "So the winner is A?",
+        "I am unable to choose. A is better in style but I am undecided.",
+        "It is false that A is better.",
+    ],
+)
+def test_a_verdict_that_is_denied_doubted_asked_or_left_open_is_none(text):
+    assert written_option(text, ("A", "B")) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "I am not sure, but A is better.",
+        "While B is not bad, A is better.",
+        "It is hard to say, but I prefer A.",
+        "I would say A is better.",
+        "If I had to choose, I would choose A.",
+        "B is not wrong. A is better.",
+        "A. It is not perfect, though.",
+        "A is better, although it is not perfect.",
+        "I don't like B, so A wins.",
+        "Answer A is clearly better than B, which does not say why.",
+        "A",
+        "Winner: A",
+        "No doubt: A is better.",
+        "After some thought, I prefer A.",
+        "Both could be improved. Overall, A.",
+        "I think A is better.",
+        "Without doubt, A is better.",
+    ],
+)
+def test_a_verdict_beside_a_doubt_is_read(text):
+    assert written_option(text, ("A", "B")) == 0

@@ -70,7 +70,22 @@ MAMBA = {
     "mamba_d_ssm": 64,
 }
 HYBRID = {"num_hidden_layers": 4}
+SECTIONS = {
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]},
+}
+"""Positions of time, height and width, in a half of a head's numbers."""
 OWN: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text"), SECTIONS),
+    **dict.fromkeys(("glm4v_text", "glm_ocr_text", "paddleocr_vl_text"), SECTIONS),
+    "deepseek_v4": {
+        "head_dim": 8,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 8,
+        "qk_rope_head_dim": 4,
+        "qk_nope_head_dim": 4,
+        "v_head_dim": 8,
+        "num_key_value_heads": 1,
+    },
     "afmoe": {"layer_types": ["sliding_attention", "full_attention"]},
     "bamba": {**MAMBA, "num_hidden_layers": 3, "attn_layer_indices": [1]},
     "bart": {
@@ -92,6 +107,7 @@ OWN: dict[str, dict[str, Any]] = {
             "hidden_size": 32,
         },
     },
+    **dict.fromkeys(("axk1", "axk2", "deepseek_v32", "glm_moe_dsa"), LATENT),
     "deepseek_v2": LATENT,
     "deepseek_v3": LATENT,
     "dots1": {"n_shared_experts": 1, "layer_types": ["full_attention"] * 2},
@@ -193,6 +209,29 @@ OWN: dict[str, dict[str, Any]] = {
     },
 }
 """What an architecture needs beside, or in place of, `COMMON`."""
+TOWER = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_layers": 1,
+    "encoder_layers": 1,
+    "depth": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "encoder_attention_heads": 4,
+    "num_heads": 4,
+    "head_dim": 8,
+    "encoder_ffn_dim": 64,
+    "embed_dim": 32,
+    "d_model": 32,
+    "output_dim": 32,
+    "out_hidden_size": 32,
+    "projection_dim": 32,
+    "patch_size": 14,
+    "image_size": 28,
+}
+"""Given to the configuration of a tower of images or sounds."""
+TEXTS = ("text_config", "thinker_config", "llm_config", "language_config", "decoder_config")
 VARIANTS = {
     "falcon-rw": (
         "falcon",
@@ -203,14 +242,39 @@ VARIANTS = {
 """Shapes of an architecture that a well-known model has, and its first does not."""
 
 
+def settings_of(made: Any) -> set[str]:
+    """Names of the settings that a class of configurations takes."""
+    fields = getattr(made, "__dataclass_fields__", ())
+    return {*inspect.signature(made.__init__).parameters, *fields}
+
+
+def small_multimodal(kind: str, seed: int = 0) -> Any:
+    """A model that takes images or sounds beside text, as transformers loads what is published."""
+    made = CONFIG_MAPPING[kind]
+    usual, known, parts = made(), settings_of(made), dict[str, Any]()
+    for name, part in ((name, getattr(usual, name, None)) for name in made.sub_configs):
+        if part is None:
+            continue
+        values = {**COMMON, **OWN.get(part.model_type, {})} if name in TEXTS else TOWER
+        values = {key: value for key, value in values.items() if key in settings_of(type(part))}
+        parts[name] = {"model_type": part.model_type, **values}
+    if not any(name in parts for name in TEXTS):
+        values = {**COMMON, **OWN.get(kind, {})}
+        parts |= {key: value for key, value in values.items() if key in known}
+    tokens = {key for key in known if key.endswith(("_token_id", "_token_index"))}
+    tokens -= {"bos_token_id", "eos_token_id", "pad_token_id"}
+    config = made(**dict.fromkeys(tokens, 200), **parts)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = transformers.AutoModelForMultimodalLM.from_config(config, dtype=torch.float32)
+    return model.eval()
+
+
 def small_config(name: str, **settings: Any) -> Any:
     """A configuration of the architecture or variant `name`."""
     kind, more = VARIANTS.get(name, (name, OWN.get(name, {})))
     made = CONFIG_MAPPING[kind]
-    known = {
-        *inspect.signature(made.__init__).parameters,
-        *getattr(made, "__dataclass_fields__", ()),
-    }
+    known = settings_of(made)
     common = {key: value for key, value in {**COMMON, **settings}.items() if key in known}
     if made.__dataclass_fields__["bos_token_id"].type in ("int", int):
         common["bos_token_id"] = 1

@@ -12,18 +12,18 @@ from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 
 import tether
-from tether.build.engines import _base
-from tether.build.models import open_model
-from tether.build.roles import encoder_of, load_policy
+from tether.cli.tools.export import export_model
 from tether.core.errors import ModelError
 from tether.core.types import assistant, user
 from tether.data.batches import make_batch
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
 from tether.rewards.classifier import ClassifierReward
+from tether.runner.assembly.engines import _base
+from tether.runner.assembly.models import open_model
+from tether.runner.assembly.roles import encoder_of, load_policy
 from tether.settings.model import ModelConfig
 from tether.settings.rewards import ClassifierConfig
-from tether.tools.export import export_model
 
 
 def lora(**settings):
@@ -209,7 +209,7 @@ def drop_a_tensor(folder):
         ),
     ],
 )
-def test_what_cannot_be_merged_is_one_sentence(base, tmp_path, damage, message):
+def test_an_adapter_that_cannot_be_merged_is_one_message(base, tmp_path, damage, message):
     (tmp_path / "base").symlink_to(base)
     folder = adapter(base, tmp_path / "folder", KINDS["plain"])
     damage(folder)
@@ -231,5 +231,5 @@ def test_other_adapters_and_classifiers_under_one_are_refused_or_merged(base, tm
         atol=1e-4,
         rtol=0,
     )
-    with pytest.raises(ModelError, match="holds an adapter, and a classifier is loaded whole"):
+    with pytest.raises(ModelError, match=r"an adapter.*classifier"):
         ClassifierReward.load(ClassifierConfig(source=str(folder)))

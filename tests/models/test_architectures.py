@@ -11,12 +11,12 @@ from safetensors.torch import load_file, save_file
 from tests.models.architectures import small_config, small_folder
 
 import tether
-from tether.build.models import open_model
 from tether.core.errors import DataError, ModelError
 from tether.core.types import assistant, user
 from tether.models.loading import add_adapter
 from tether.models.tiny import tiny_tokenizer
 from tether.models.trunk import Role
+from tether.runner.assembly.models import open_model
 from tether.settings.model import LoraConfig, ModelConfig
 
 FLOAT32 = {"dtype": "float32"}
@@ -35,7 +35,7 @@ def test_a_model_that_is_causal_whatever_its_configuration_says_is_opened(tmp_pa
 @pytest.mark.parametrize("kind", ["bert", "roberta", "xlnet"])
 def test_a_model_that_sees_later_tokens_is_refused(kind, tmp_path):
     folder = small_folder(kind, tmp_path)
-    with pytest.raises(ModelError, match="reads both ways and cannot continue a text"):
+    with pytest.raises(ModelError, match="reads both ways"):
         opened(folder)
 
 
@@ -50,7 +50,7 @@ def test_an_added_token_without_an_embedding_harms_nothing_until_a_text_needs_it
     encoder = workbench.encoder
     assert len(encoder.tokenizer) == 262 and encoder.vocabulary == 261 and encoder.pad_id == 1
     assert encoder.conversation((user("hi"), assistant("there")))
-    with pytest.raises(DataError, match=r"no embedding for the token '<image>'"):
+    with pytest.raises(DataError, match="the token '<image>'"):
         encoder.conversation((user("hi <image>"), assistant("there")))
 
 
@@ -77,10 +77,7 @@ def test_weights_that_were_stored_in_few_bits_are_refused_with_what_to_do(stored
     (folder / "config.json").write_text(json.dumps({**values, "quantization_config": stored}))
     with pytest.raises(
         ModelError,
-        match=(
-            r"quantised by .* before they were stored.* Give the "
-            r"model that it was made of.*nf4"
-        ),
+        match=r"quantised by .*stored.*nf4",
     ):
         opened(folder)
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 import transformers
 
-from tether.build.models import open_model
-from tether.build.roles import encoder_of, load_scorer, new_role, save_trained
+from tether.cli.tools.export import export_model
 from tether.core.errors import ModelError
 from tether.core.types import assistant, user
 from tether.data.batches import make_batch
@@ -18,8 +17,9 @@ from tether.models.average import average_roles
 from tether.models.heads import ScalarHead
 from tether.models.tiny import tiny_tokenizer
 from tether.models.trunk import Role
+from tether.runner.assembly.models import open_model
+from tether.runner.assembly.roles import encoder_of, load_scorer, new_role, save_trained
 from tether.settings.model import LoraConfig, ModelConfig
-from tether.tools.export import export_model
 
 LLAMA = transformers.LlamaConfig(
     **{
@@ -213,7 +213,8 @@ def test_rounded_weights_are_averaged_as_they_are_held(folder_of, kind, model, t
     """In bfloat16 the average is as exact as its own type; over four bits the base is the one that
     these say.
     """
-    functional = pytest.importorskip("bitsandbytes").functional
+    from bitsandbytes import functional
+
     lora = LoraConfig(rank=RANK, alpha=ALPHA, targets=("v_proj", "down_proj"), **KINDS[kind])
     _, roles = opened(folder_of(LLAMA), lora, **model)
     averaged = average_roles(roles, "reward", lora)

@@ -1,7 +1,6 @@
 """Changes that are carried beside rounded weights, against base + scale B A in double precision."""
 
 import copy
-import importlib.util
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -11,15 +10,10 @@ import transformers
 from peft import PeftModel
 from torch import nn
 
-from tether.build.engines import _note_rounded
-from tether.build.models import on_folder, open_model
-from tether.build.roles import encoder_of, local_engine, new_role
+from tether.cli.tools.export import export_model
 from tether.core.errors import ModelError
 from tether.core.rundir import RunDirectory
 from tether.core.types import Prompt, Sampling, user
-from tether.cpu.products import _merged
-from tether.learner.ranks import ALONE
-from tether.methods.supervised import _save_merged
 from tether.models.average import average_roles
 from tether.models.carried import (
     ADAPTER_WEIGHTS,
@@ -35,15 +29,20 @@ from tether.models.carried import (
     rounding_of,
     settle,
 )
+from tether.models.cpu.products import _merged
 from tether.models.heads import ScalarHead
 from tether.models.loading import add_adapter, keep_on_host, save_model
 from tether.models.precision import cast
 from tether.models.saving import refill_model, save_role, save_weights
 from tether.models.tiny import TEMPLATE, tiny_tokenizer
 from tether.models.trunk import Role
+from tether.runner.assembly.engines import _note_rounded
+from tether.runner.assembly.models import open_model
+from tether.runner.assembly.roles import encoder_of, local_engine, new_role
+from tether.runner.methods.supervised import _save_merged
 from tether.settings.model import LoraConfig, ModelConfig
+from tether.stages.learner.ranks import ALONE
 from tether.stages.reference import role_digest
-from tether.tools.export import export_model
 
 SHARES = (3e-4, 1e-3, 3e-3, 1e-2)
 NEAREST = {3e-4: 0.40, 1e-3: 0.75, 3e-3: 0.97, 1e-2: 1.01}
@@ -162,8 +161,8 @@ def tuned(base, run, share, *, dtype="bfloat16", first=0, lora=LORA, source=None
     loaded = open_model((source or base.settings).model_copy(update={"dtype": dtype}))
     role = new_role(loaded, "sft", lora, seed=0)
     changes = fill(role, base, share, first)
-    _save_merged(role, loaded, PLACE, RunDirectory.open(run, {}))
-    return on_folder(base.settings, run / "model"), changes
+    _save_merged(role, loaded, PLACE, RunDirectory.open(run, {}), ALONE)
+    return base.settings.on_folder(run / "model"), changes
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -220,8 +219,8 @@ def test_passes_are_those_of_an_adapter_that_is_switched_on(base, tmp_path):
         fill(role, base, 1e-2)
         role.activate()
         trained = role.states(base.ids).double()
-        _save_merged(role, loaded, PLACE, RunDirectory.open(tmp_path / "run", {}))
-        saved = Role(open_model(on_folder(base.settings, tmp_path / "run" / "model")).model)
+        _save_merged(role, loaded, PLACE, RunDirectory.open(tmp_path / "run", {}), ALONE)
+        saved = Role(open_model(base.settings.on_folder(tmp_path / "run" / "model")).model)
         states = saved.states(base.ids).double()
     assert (states - trained).norm() < 0.1 * (trained - bare).norm()
 
@@ -248,7 +247,7 @@ def test_the_engines_weights_hold_the_gain(base, tmp_path, share, adapter):
 
 
 @pytest.mark.parametrize("cpu_kernels", [False, True])
-def test_what_the_engine_samples_has_the_learners_log_probabilities(base, tmp_path, cpu_kernels):
+def test_sampled_tokens_have_the_learners_log_probabilities(base, tmp_path, cpu_kernels):
     """Two bfloat16 passes differ in what they round; the model without the change is further off
     by far.
     """
@@ -285,7 +284,7 @@ def test_changes_of_several_stages_add_up(base, tmp_path):
     # trained whole on top, and saved as a role
     folder = tmp_path / "policy"
     save_role(Role(loaded.model), loaded, folder, kind="policy", encoding=_encoding(loaded))
-    again = open_model(on_folder(base.settings, folder / "model"))
+    again = open_model(base.settings.on_folder(folder / "model"))
     assert 0.99 <= base.kept(held(again.model), oracle) <= 1.01
 
 
@@ -480,7 +479,7 @@ def test_servers_of_our_own_carry_what_the_learner_does(base, tmp_path):
 
 
 @torch.no_grad()
-def test_what_cannot_be_carried_is_merged_and_the_loss_says_so(base, tmp_path):
+def test_dora_is_merged_and_its_rounding_reported(base, tmp_path):
     """DoRA scales whole weights: no product of two small matrices does that."""
     loaded = open_model(base.settings)
     role = new_role(loaded, "sft", LORA.model_copy(update={"dora": True}), seed=0)
@@ -536,8 +535,8 @@ def test_gpt2_keeps_its_weights_the_other_way_round(tmp_path):
             up.copy_(5e-5 * torch.randn(up.shape, generator=torch.Generator().manual_seed(1)))
             changes[f"{name}.weight"] = SCALE * (up.double() @ down.double()).T
     assert len(changes) == 8
-    _save_merged(role, loaded, PLACE, RunDirectory.open(tmp_path / "run", {}))
-    model = open_model(on_folder(settings, tmp_path / "run" / "model")).model
+    _save_merged(role, loaded, PLACE, RunDirectory.open(tmp_path / "run", {}), ALONE)
+    model = open_model(settings.on_folder(tmp_path / "run" / "model")).model
     for name, layer in carriers(model):
         own = layer.weight.double() + (layer.carried_up.double() @ layer.carried_down.double()).T
         change = changes[f"{name}.weight"]
@@ -558,10 +557,6 @@ def test_gpt2_keeps_its_weights_the_other_way_round(tmp_path):
         assert error.norm() < 0.1 * change.norm()
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("bitsandbytes") is None,
-    reason="needs the extra quantize",
-)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @torch.no_grad()
 def test_four_bits_round_the_base_and_leave_the_change(base, tmp_path, dtype):

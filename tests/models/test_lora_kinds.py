@@ -7,14 +7,14 @@ import math
 import pytest
 import torch
 
-from tether.build.models import open_model
-from tether.build.roles import encoder_of, local_engine, save_trained
 from tether.core.types import Prompt, Sampling, assistant, user
 from tether.data.batches import make_batch
 from tether.models.heads import ScalarHead
 from tether.models.loading import add_adapter
 from tether.models.saving import attach_adapter
 from tether.models.trunk import Role
+from tether.runner.assembly.models import open_model
+from tether.runner.assembly.roles import encoder_of, local_engine, save_trained
 from tether.settings.model import LoraConfig, ModelConfig
 
 TALK = (user("one"), assistant("and two"))

@@ -13,10 +13,10 @@ import pytest
 import torch
 import transformers
 
+from tether.cli.tools.export import export_model
 from tether.models.loading import save_model
 from tether.models.older_readers import with_older_names
 from tether.models.tiny import TEMPLATE, tiny_model, tiny_tokenizer
-from tether.tools.export import export_model
 
 SIZES = {
     **{

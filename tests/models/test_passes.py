@@ -7,13 +7,13 @@ import transformers
 from tether.algorithms.preference_losses import negative_log_likelihood
 from tether.data.batches import cut_batches, document_length, documents_of, make_batch
 from tether.data.chat import Encoded
-from tether.learner.local import LocalLearner
 from tether.models.heads import ScalarHead
 from tether.models.loading import add_adapter
 from tether.models.tiny import tiny_model
 from tether.models.trunk import Role
 from tether.settings.learner import OptimizerConfig
 from tether.settings.model import LoraConfig
+from tether.stages.learner.local import LocalLearner
 
 
 def sequences(count: int = 7) -> list[Encoded]:
@@ -343,7 +343,7 @@ def test_sharing_a_prompt_does_not_change_the_gradient():
         )
 
 
-def test_what_lies_below_the_adapters_is_computed_once():
+def test_layers_below_the_adapters_are_computed_once():
     model = add_adapter(
         tiny_model(1, layers=3).requires_grad_(False).eval(),
         "policy",

@@ -5,37 +5,33 @@ import json
 
 import pytest
 import torch
-from benchmarks.every_stage import differences, recipe, results
 from safetensors.torch import load_file
+from tests.every_stage import differences, recipe, results
 from torch import nn
 
-from tether.build.models import open_model
-from tether.build.roles import encoder_of, load_policy
+from tether.cli.tools.doctor import check_stage
+from tether.cli.tools.export import export_model
 from tether.core.errors import ConfigError, ModelError
 from tether.core.types import Prompt, assistant, user
 from tether.data.batches import make_batch
-from tether.learner.checkpoint import load_checkpoint, save_checkpoint
-from tether.learner.local import LocalLearner
-from tether.learner.planner import held_bytes, shape_model, training_bytes, weight_bytes
-from tether.methods.sampling import online_stage
 from tether.models.loading import add_adapter
 from tether.models.quantized import dequantized, is_quantized, quantize
 from tether.models.tiny import tiny_model
 from tether.models.trunk import Role
-from tether.monitoring.doctor import Finding
+from tether.runner.assembly.models import open_model
+from tether.runner.assembly.online import online_stage
+from tether.runner.assembly.roles import encoder_of, load_policy
 from tether.runner.run import run_recipe
 from tether.settings.learner import OptimizerConfig
 from tether.settings.model import LoraConfig, ModelConfig
 from tether.settings.reading import build
 from tether.settings.recipe import Recipe
 from tether.settings.stages import STAGES
-from tether.tools.doctor import check_stage
-from tether.tools.export import export_model
+from tether.stages.learner.checkpoint import load_checkpoint, save_checkpoint
+from tether.stages.learner.local import LocalLearner
+from tether.stages.learner.planner import held_bytes, shape_model, training_bytes, weight_bytes
+from tether.watch.monitoring.doctor import Finding
 
-needs_library = pytest.mark.skipif(
-    importlib.util.find_spec("bitsandbytes") is None,
-    reason="needs the extra quantize",
-)
 NF4 = ModelConfig(source="tiny", dtype="float32", quantize="nf4")
 TALK = (user("how are you?"), assistant("well, and yourself?"))
 LEVELS = (-1.0, -0.6961928, -0.52507305, -0.3949175, -0.28444138, -0.18477343, -0.09105004, 0.0)
@@ -58,7 +54,6 @@ def logprobs(role, encoder):
     return role.logprobs(make_batch([encoder.conversation(TALK)], 0))[0]
 
 
-@needs_library
 def test_every_weight_is_a_level_of_nf4_near_what_it_was():
     """By hand: the nearest of sixteen levels times the largest weight of 64, that constant itself
     in 8 bits.
@@ -81,7 +76,6 @@ def test_every_weight_is_a_level_of_nf4_near_what_it_was():
     assert torch.equal(held.model.lm_head.weight, plain.model.lm_head.weight)
 
 
-@needs_library
 @pytest.mark.parametrize("adapter", [True, False])
 def test_dequantised_a_role_computes_the_same(adapter):
     role, loaded = trained_role()
@@ -98,7 +92,6 @@ def test_dequantised_a_role_computes_the_same(adapter):
     assert dequantized(plain) is plain
 
 
-@needs_library
 def test_the_gradient_of_an_adapter_is_that_over_the_weights_that_are_used():
     """A pass without gradients before it changes nothing, and checkpointed layers neither; the
     frozen base has none.
@@ -130,7 +123,6 @@ def test_the_gradient_of_an_adapter_is_that_over_the_weights_that_are_used():
     )
 
 
-@needs_library
 def test_the_engine_samples_from_the_policy_that_is_trained(tmp_path):
     values = recipe(tmp_path, tmp_path / "run")
     values["ppo"] |= {"reward_source": "random"}
@@ -142,7 +134,6 @@ def test_the_engine_samples_from_the_policy_that_is_trained(tmp_path):
     assert not [result for result in checks if isinstance(result, Finding)]
 
 
-@needs_library
 @pytest.mark.slow
 def test_every_stage_trains(tmp_path):
     """With moments in 8 bits too."""
@@ -170,7 +161,6 @@ STAGES_THAT_LEARN = [
 ]
 
 
-@needs_library
 @pytest.mark.parametrize("stage", ["sft", "reward", "ppo"])
 def test_a_killed_stage_ends_as_if_nothing_had_happened(tmp_path, stage):
     """To the bit, with NF4 under an adapter whose tensors are large enough for moments in 8
@@ -247,7 +237,6 @@ def bowl(**settings):
     return learner, update
 
 
-@needs_library
 def test_moments_in_eight_bits_learn_as_those_in_thirty_two():
     (_, exact), (_, coarse) = bowl(kind="adamw"), bowl(kind="adamw8bit")
     losses = [(exact(), coarse()) for _ in range(150)]
@@ -256,7 +245,6 @@ def test_moments_in_eight_bits_learn_as_those_in_thirty_two():
     assert all(abs(one - other) < 0.02 * start for one, other in losses)
 
 
-@needs_library
 def test_moments_in_eight_bits_are_a_quarter_and_come_back_to_the_bit(tmp_path):
     learner, update = bowl(kind="adamw8bit")
     for _ in range(3):
@@ -319,7 +307,7 @@ def test_without_the_library_nothing_is_loaded(tmp_path, monkeypatch, changes, m
         ({"roles": "separate", "offload": True}, r"ppo\.offload moves layers of 16 bits"),
     ],
 )
-def test_what_cannot_go_together(tmp_path, changes, message):
+def test_settings_that_exclude_quantization_are_refused(tmp_path, changes, message):
     values = recipe(tmp_path, tmp_path / "run")
     roles = {"roles": "separate"} if "lora" in changes else {}
     values |= {
@@ -330,16 +318,14 @@ def test_what_cannot_go_together(tmp_path, changes, message):
         build(Recipe, values)
 
 
-@needs_library
 def test_a_model_without_linear_layers_is_refused():
     from transformers import GPT2Config, GPT2LMHeadModel
 
     model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=32, n_head=2, vocab_size=50))
-    with pytest.raises(ModelError, match=r"model\.quantize has no effect: GPT2Model has no"):
+    with pytest.raises(ModelError, match=r"model\.quantize .*GPT2Model"):
         quantize(model, torch.device("cpu"))
 
 
-@needs_library
 def test_an_adapter_stays_on_the_weights_that_it_was_trained_on(tmp_path):
     """A reward model that was trained over 16 bits is not put over 4."""
     values = recipe(tmp_path, tmp_path / "run")
@@ -348,15 +334,11 @@ def test_an_adapter_stays_on_the_weights_that_it_was_trained_on(tmp_path):
     section = build(Recipe, values).section("ppo")
     with pytest.raises(
         ModelError,
-        match=(
-            r"was trained with model\.quantize = None, and this "
-            r"trunk is loaded with 'nf4'"
-        ),
+        match=r"model\.quantize = None.*'nf4'",
     ):
         online_stage(section, NF4, tmp_path / "run" / "reward" / "model", 0)
 
 
-@needs_library
 def test_the_plan_counts_what_is_held():
     """Of a trunk in 4 bits: codes, constants and what stays in 16; of moments in 8 bits what a
     checkpoint holds of them.

@@ -8,8 +8,7 @@ import pytest
 import torch
 import transformers
 
-from tether.build.models import open_model
-from tether.build.roles import encoder_of, local_engine, new_head, new_role, save_trained
+from tether.cli.tools.export import export_model
 from tether.core.errors import ModelError
 from tether.core.once import once
 from tether.core.types import Prompt, Sampling, assistant, user
@@ -17,9 +16,10 @@ from tether.data.batches import make_batch
 from tether.models.tiny import tiny_tokenizer
 from tether.models.trunk import Role
 from tether.rewards.classifier import ClassifierReward
+from tether.runner.assembly.models import open_model
+from tether.runner.assembly.roles import encoder_of, local_engine, new_head, new_role, save_trained
 from tether.settings.model import LoraConfig, ModelConfig
 from tether.settings.rewards import ClassifierConfig
-from tether.tools.export import export_model
 
 SMALL = {
     "vocab_size": 261,
@@ -191,7 +191,7 @@ def test_names_are_checked_on_a_model_that_has_adapters_already(folder_of):
         ("experts", "all-linear"),
     ],
 )
-def test_what_is_trained_samples_and_is_exported(folder_of, tmp_path, model, targets, kind):
+def test_trained_targets_sample_and_are_exported(folder_of, tmp_path, model, targets, kind):
     if kind == "last_layers" and {"wpe", "embed_tokens"} & {*targets}:
         pytest.skip("an embedding is in no numbered layer")
     loaded = opened(folder_of(model))
@@ -238,4 +238,4 @@ def test_weights_of_experts_without_an_adapter_are_named(folder_of, caplog):
     once.cache_clear()
     with caplog.at_level(logging.WARNING, logger="tether"):
         new_role(opened(folder_of("experts")), "policy", LoraConfig(), seed=0)
-    assert "the weights of experts are no linear layers and get no adapter" in caplog.text
+    assert "get no adapter" in caplog.text

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import trl
 
 from tether.core.types import Comparison, Feedback, assistant, user
 from tether.data.chat import ChatEncoder
@@ -18,8 +19,6 @@ from tether.models.trunk import Role
 from tether.settings.supervised import DirectConfig, KTOConfig
 from tether.stages.direct import Direct
 from tether.stages.kto import KTO
-
-trl = pytest.importorskip("trl", minversion="1.16")
 
 ENCODER = ChatEncoder(tiny_tokenizer(), (1,))
 TEXTS = [

@@ -6,19 +6,18 @@ from __future__ import annotations
 
 import pytest
 import torch
+import trl
 
-from tether.build.models import open_model
-from tether.build.roles import encoder_of, load_scorer, save_trained
+from tether.cli.tools.export import export_model
 from tether.core.types import assistant, user
 from tether.data.batches import make_batch
 from tether.models.heads import ScalarHead
 from tether.models.loading import add_adapter
 from tether.models.tiny import TEMPLATE, tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
+from tether.runner.assembly.models import open_model
+from tether.runner.assembly.roles import encoder_of, load_scorer, save_trained
 from tether.settings.model import LoraConfig, ModelConfig
-from tether.tools.export import export_model
-
-trl = pytest.importorskip("trl", minversion="1.16")
 
 TALKS = [("one", "two"), ("a longer question", "x"), ("why?", "because\n\nof that")]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import trl
 
 from tether.core.types import Prompt, Score, user
 from tether.data.chat import ChatEncoder
@@ -18,8 +19,6 @@ from tether.rollout.local import LocalEngine
 from tether.settings.policy import PolicyConfig
 from tether.stages.policy_gradient import PolicyGradient
 from tether.stages.rollouts import Experience
-
-trl = pytest.importorskip("trl", minversion="1.16")
 
 ENCODER = ChatEncoder(tiny_tokenizer(), (1, *range(40, 60)))
 PROMPTS = [

@@ -1,6 +1,6 @@
 """Functions with faults, each as a reward and as a judge of a short run, and how such a run ends.
 
-A program of its own, so that a hang, a kill or an `os._exit` costs one case: `python -m
+A program of its own, so that a hang or a kill costs one case: `python -m
 tests.rewards.faulty FOLDER CASE ...` writes a line of JSON for each case.
 """
 
@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 GOOD = "return [float(len(r)) for r in responses]"
-HEAD = """import asyncio, builtins, decimal, gc, itertools, json, locale, logging, math, os
-import random, signal, sys, threading, time, warnings
+HEAD = """import asyncio, itertools, os, random, signal, sys, time
 import numpy as np
 import torch
 from tether.core.types import Score
@@ -39,7 +38,6 @@ FAULTS = {
     "raises an error without text": "raise Cracked()",
     "recurses": "return f(prompts, responses)",
     "hangs": "time.sleep(1e6)",
-    "ends the process": "os._exit(0)",
     "yields": "yield from (float(len(r)) for r in responses)",
     "yields, then raises": "yield 1.0\n    raise Cracked()",
     "yields without end": "yield from itertools.repeat(1.0)",
@@ -63,35 +61,22 @@ FAULTS = {
     "exits on import": GOOD,
     "raises on import": GOOD,
     "changes torch": "torch.set_default_dtype(torch.float64); torch.manual_seed(0); "
-    "torch.set_num_threads(7); "
-    "torch.use_deterministic_algorithms(True); torch.set_default_device('meta'); "
-    "torch.set_grad_enabled(False); " + GOOD,
+    "torch.set_num_threads(7); torch.set_grad_enabled(False); " + GOOD,
     "changes torch on import": GOOD,
-    "changes the process": "random.seed(0); np.random.seed(0); os.chdir('/'); os.umask(0o777); "
-    "os.environ.clear(); gc.disable(); "
-    "warnings.simplefilter('error'); signal.alarm(3); logging.disable(50); " + GOOD,
-    "changes Python's functions": "os.kill = os.open = time.time = time.monotonic = json.loads = "
-    "json.dumps = random.random = threading.Thread = signal.signal = math.isfinite = None; " + GOOD,
-    "changes what is built in": "r = [float(len(r)) for r in responses]; builtins.len = "
-    "builtins.isinstance = builtins.open = builtins.BaseException = builtins.list = None; return r",
-    "changes Python's functions on import": GOOD,
-    "closes the terminal": "sys.stdout.close(); sys.stdout = sys.stderr = None; " + GOOD,
+    "changes the process": "random.seed(0); np.random.seed(0); os.chdir('/'); "
+    "sys.stdout = sys.stderr = None; " + GOOD,
     "changes signals on import": GOOD,
 }
 BEFORE = {
     "exits on import": "sys.exit()",
     "raises on import": "raise Cracked()",
     "changes torch on import": "torch.set_default_dtype(torch.float64); "
-    "torch.set_default_device('meta'); "
     "torch.set_grad_enabled(False); torch.set_num_threads(7)",
-    "changes Python's functions on import": "os.kill = time.time = json.loads = None; "
-    "builtins.len = builtins.open = None",
     "changes signals on import": "signal.signal(signal.SIGINT, signal.SIG_IGN); "
-    "signal.signal(signal.SIGTERM, signal.SIG_IGN); "
-    "signal.alarm(3); os.chdir('/')",
+    "signal.signal(signal.SIGTERM, signal.SIG_IGN); os.chdir('/')",
 }
 """Code of the module itself."""
-USED = {name for name in FAULTS if name.startswith(("changes", "closes", "is a"))} | {"yields"}
+USED = {name for name in FAULTS if name.startswith(("changes", "is a"))} | {"yields"}
 """The run ends as one with a function without a fault, to the bit."""
 PLACES = ("reward", "held", "pairs", "verdict")
 """A reward; a judge of held-out prompts, of pairs, of the policies of a run."""

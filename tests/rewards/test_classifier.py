@@ -17,6 +17,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from tether.cli.tools.reward_bench import bench_rewards
 from tether.core.errors import ConfigError, MissingFileError, ModelError
 from tether.core.types import Message, Prompt, Rollout, Sampling, StopReason, assistant, user
 from tether.models.tiny import tiny_model, tiny_tokenizer
@@ -25,7 +26,6 @@ from tether.runner.run import run_recipe
 from tether.settings.reading import build
 from tether.settings.recipe import Recipe
 from tether.settings.rewards import ClassifierConfig
-from tether.tools.reward_bench import bench_rewards
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefgh"]
 

@@ -1,11 +1,12 @@
 """Programs as answers: what counts as right, and who may find out."""
 
+import json
 import random
 
 import pytest
 
 from tether.core.errors import ConfigError, DataError
-from tether.rewards import code
+from tether.rewards import code_tests, values
 from tether.rewards.sandbox import CheckResult
 from tether.rewards.verifiable import VerifiableReward
 from tether.settings.reading import build
@@ -126,7 +127,7 @@ def test_other_tests_run_as_they_stand(score):
         "if __name__ == '__main__':\n    assert f(3) == 9",
     ],
 )
-def test_what_statements_hold_counts(score, held):
+def test_each_assertion_that_holds_counts(score, held):
     for tests in (f"assert f(2) == 4\n{held}", held):
         assert score("def f(x): return x * x", tests).value == 1.0
         assert score("def f(x): return 4", tests).value == 0.0
@@ -145,7 +146,8 @@ def test_what_statements_hold_counts(score, held):
     ],
 )
 def test_scalars_of_numpy_are_plain_values(written):
-    numpy = pytest.importorskip("numpy")
+    import numpy
+
     value = eval(f"numpy.{written}", {"numpy": numpy})  # noqa: S307
     known, other = (
         (True, 0)
@@ -154,8 +156,8 @@ def test_scalars_of_numpy_are_plain_values(written):
         if written.startswith("complex")
         else (3, 4)
     )
-    assert value == known and code.comparable([value]) == code.comparable([known])
-    assert value != other and code.comparable([value]) != code.comparable([other])
+    assert value == known and values.comparable([value]) == values.comparable([known])
+    assert value != other and values.comparable([value]) != values.comparable([other])
 
 
 def test_credit_is_for_all_tests_or_for_each(score, answered):
@@ -269,11 +271,103 @@ def test_a_program_that_no_worker_could_run_has_no_score(answered, monkeypatch):
         "def check(candidate):\n    assert candidate(2) == 4",
         "async def check(candidate):\n    raise ValueError",
         "class Checks:\n    def check(self, candidate):\n        assert candidate(2) == 4",
+        *(
+            "42",
+            '["3", "4"]',
+            "f(2) == 4",
+            "print(f(2))",
+            "assert True",
+            "assert 1 == 1",
+            "x = f(2)",
+        ),
+        *("assert (f(2) == 4, 'four')", "if False:\n    assert f(2) == 4", "[[2, 4], [3, 9]]"),
+        "try:\n    assert f(2) == 4\nexcept Exception as error:\n    print(error)",
+        "def check(candidate):\n    return candidate(2) == 4\ncheck(f)",
+        '{"inputs": ["1"], "outputs": []}',
+        '{"fn_name": "f", "inputs": ["two"], "outputs": ["4"]}',
+        [{"input": "2", "output": "4", "testtype": "functional"}],
     ],
 )
 def test_tests_that_test_nothing_are_refused(tests):
     with pytest.raises(DataError, match="test"):
-        code.read_tests(tests)
+        code_tests.read_tests(tests)
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        {"inputs": ["2\n", "3\n"], "outputs": ["4\n", "9\n"]},
+        {"inputs": [["2"], ["3"]], "outputs": [["4"], ["9"]]},
+        [{"input": "2", "output": "4"}, {"input": ["3"], "output": ["9"]}],
+        {"input": "3", "output": "9"},
+        {"fn_name": "f", "inputs": [[2], [3]], "outputs": [4, 9]},
+        {"fn_name": "f", "inputs": [[2], [3]], "outputs": [[4], [9]]},
+        {"fn_name": "f", "inputs": ["2", "3"], "outputs": ["4", "9"]},
+        {"fn_name": "pair", "inputs": [[2], [3]], "outputs": [[2, 4], [3, 9]]},
+    ],
+)
+def test_published_layouts_are_run_as_what_they_are(score, tests):
+    program = (
+        "class Solution:\n    def f(self, x): return x ** 2\n    def pair(self, x): return x, x ** 2\n"
+        "if __name__ == '__main__':\n    print(Solution().f(int(input())))"
+    )
+    for written in (tests, json.dumps(tests)):
+        assert score(program, written).value == 1.0
+        assert score(program.replace("x ** 2", "x + 1"), written).value == 0.0
+        assert score("pass", written).value == 0.0
+
+
+@pytest.mark.parametrize(
+    "main",
+    ["unittest.main()", "if __name__ == '__main__':\n    unittest.main()"],
+)
+def test_cases_of_unittest_are_run(score, main):
+    case = "class T(unittest.TestCase):\n    def test_f(self):\n        self.assertEqual(f(3), 9)"
+    assert score("def f(x): return x * x", f"import unittest\n{case}\n{main}").value == 1.0
+    assert score("def f(x): return 4", f"import unittest\n{case}\n{main}").value == 0.0
+
+
+SQUARE = "```python\ndef f(x): return x * x\n```\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        SQUARE + "Usage:\n```python\nprint(f(int(input())))\n```",
+        SQUARE + "It gives:\n```\n4\n```",
+        SQUARE + "```python\nx = f(2)\nassert x == 5\n```",
+        SQUARE + "```python\ndef test_f():\n    assert f(2) == 5\ntest_f()\n```",
+        SQUARE + "```python\ndef main():\n    print(f(int(input())))\nmain()\n```",
+        SQUARE + "```python\n>>> f(2)\n4\n```",
+        "```python\nimport math\n```\n```python\ndef f(x): return math.prod([x, x])\n```",
+        "```python\ndef g(x): return x\n```\n```python\ndef f(x): return g(x) * x\n```",
+        "~~~python\ndef f(x): return x * x\n~~~",
+        "1. So:\n\n   ```python\n   def f(x):\n       return x * x\n   ```\n",
+        "Here:\n\n    def f(x):\n        y = x\n\n        return x * y\n\nDone.",
+        '````python\ndef f(x):\n    """```a```"""\n    return x * x\n````',
+        "<think>\n```python\ndef f(x): return 1\n```\n</think>\n" + SQUARE,
+        SQUARE.removesuffix("```\n"),
+    ],
+)
+def test_the_solution_is_found_among_the_blocks(score, text):
+    assert score(text).value == 1.0
+    assert score(text.replace("return ", "return 1 + ")).value == 0.0
+
+
+def test_a_main_block_behind_its_functions_is_run(score):
+    tests = [{"input": "3", "output": "9"}]
+    for main in ("print(f(int(input())))", "n = int(input())\nprint(f(n))"):
+        assert score(f"{SQUARE}Run:\n```python\n{main}\n```", tests).value == 1.0
+        alone = f"```python\n{main.replace('f(', '(lambda x: x * x)(')}\n```"
+        assert score(f"{alone}\n```python\nprint('hello')\n```", tests).value == 1.0
+
+
+def test_printed_decimals_are_close_and_other_words_equal(score):
+    tests = [{"input": "", "output": "0.3 a\n1e-3"}]
+    assert score("print(0.1 + 0.2, 'a')\nprint('0.001')", tests).value == 1.0
+    for other in ("0.31 a\n1e-3", "0.3 b\n1e-3", "0.3  a\n1e-3", "nan a\n1e-3", "0.3 a"):
+        assert score(f"print({other!r})", tests).value == 0.0
+    assert score("print(1000001)", [{"input": "", "output": "1000000"}]).value == 0.0
 
 
 def test_a_row_whose_tests_cannot_be_read_fails_alone(answered):

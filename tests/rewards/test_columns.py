@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 import tether
-from tether.build.data.rows import load_rows
 from tether.core.errors import RewardError
 from tether.core.once import once
 from tether.core.types import Problem, Prompt, Rollout, Sampling, StopReason
@@ -21,6 +20,7 @@ from tether.rewards.forms import plain
 from tether.rewards.function import FunctionReward
 from tether.rewards.servers import ROLLOUTS
 from tether.rewards.verifiable import problem_prompt
+from tether.runner.assembly.data.rows import load_rows
 from tether.settings.evaluation import EvaluationSection
 from tether.settings.sampling import PolicySection
 from tether.settings.section import DataConfig, calls_functions
@@ -76,7 +76,7 @@ def test_every_column_arrives_as_the_user_wrote_it(tmp_path, row):
     }
 
 
-def test_what_tether_derives_stands_beside_them(tmp_path):
+def test_derived_columns_come_with_those_of_the_row(tmp_path):
     seen = arguments(rows_of(tmp_path / "a.jsonl", [{"turns": ["One", "Two"], "category": "x"}]))
     assert (
         seen["later_turns"] == [("Two",)]

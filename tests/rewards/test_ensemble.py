@@ -116,7 +116,7 @@ def test_the_order_of_the_members_changes_nothing(combine):
 
 
 @pytest.mark.parametrize("policy", [False, True])
-def test_what_members_have_in_common_and_what_nobody_reads_costs_nothing(policy):
+def test_layers_that_members_share_run_once_on_the_tokens_that_count(policy):
     roles = members(count=5, policy=policy)
     calls = {}
     for number, layer in enumerate(roles[0].decoder.layers):

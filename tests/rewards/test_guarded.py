@@ -3,26 +3,17 @@ again after each call.
 """
 
 import asyncio
-import builtins
 import decimal
-import gc
 import itertools
-import json
-import locale
-import logging
 import math
 import os
 import random
-import re
-import resource
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
-import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -34,14 +25,14 @@ from tests.rewards.test_function import ASKED
 
 import tether
 from tether.api.rows import rows_in
-from tether.build.judges import text_judge
 from tether.core.errors import ConfigError, RewardError, RunError, one_line
 from tether.core.stopping import Interrupted
 from tether.core.types import Prompt, Score, user
-from tether.rewards import facets, loading, surroundings
+from tether.rewards import loading, surroundings
 from tether.rewards.calling import in_place, source_of
 from tether.rewards.function import FunctionReward
 from tether.rewards.loading import load_function, register
+from tether.runner.assembly.judges import text_judge
 from tether.settings.judges import FunctionJudge
 
 QUESTION = Prompt((user("q"),))
@@ -80,8 +71,7 @@ class Items(list[float]):
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """No state of the functions of other tests."""
-    monkeypatch.setattr(surroundings, "_LEFT", {})
-    monkeypatch.setattr(surroundings, "_NAMED", set())
+    monkeypatch.setattr(surroundings, "_LEFT", [])
 
 
 def scored(function: Any, count: int = 3, **how: Any) -> list[Score]:
@@ -127,7 +117,7 @@ def test_any_error_is_a_failed_score_with_the_names_of_function_and_file(
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt(), Interrupted("stopped")])
-def test_what_stops_a_run_is_passed_on(stop: BaseException) -> None:
+def test_exceptions_that_stop_a_run_pass_through(stop: BaseException) -> None:
     with pytest.raises(type(stop)):
         scored(raising(stop))
 
@@ -150,12 +140,12 @@ def test_what_stops_a_run_is_passed_on(stop: BaseException) -> None:
         ([0.5], "returned a list, not a number"),
         (torch.ones(2), "returned a Tensor, not a number"),
         (torch.ones((), device="meta"), "returned a Tensor, not a number"),
-        (Score(1.0, parts={"a": "x"}), "returned a Score whose part 'a' is a str, not a number"),  # type: ignore[dict-item]
+        (Score(1.0, parts={"a": "x"}), "returned a str, not a number"),  # type: ignore[dict-item]
         (
             Score(1.0, parts={"score": 1.0}),
             "returned a Score whose part is named 'score', as a column of the run is",
         ),
-        (Score(1.0, parts=[1.0]), "returned a Score whose parts are a list, not numbers by name"),  # type: ignore[arg-type]
+        (Score(1.0, parts=[1.0]), "returned a Score that cannot be read: it raised AttributeError"),  # type: ignore[arg-type]
         (
             Score(1.0, steps=((10**9, 1.0),)),
             "returned a step that ends at token 1000000000 of a response of 1",
@@ -231,9 +221,9 @@ def test_booleans_and_all_kinds_of_numbers_count(numbers: Any) -> None:
 @pytest.mark.parametrize(
     ("returned", "words"),
     [
-        (torch.ones(3, 1), "returned a Tensor of shape (3, 1), not a list of numbers"),
-        (np.ones((1, 3)), "returned a ndarray of shape (1, 3), not a list of numbers"),
-        (torch.tensor(1.0), "returned one number, not a list of them"),
+        (torch.ones(3, 1), "returned a list, not a number"),
+        (np.ones((1, 3)), "returned 1 scores for 3 responses"),
+        (torch.tensor(1.0), "returned a float, not a list of numbers"),
         (
             torch.ones(3, device="meta"),
             "raised NotImplementedError: Cannot copy out of meta tensor",
@@ -253,7 +243,10 @@ def test_booleans_and_all_kinds_of_numbers_count(numbers: Any) -> None:
         (sum, "returned a builtin_function_or_method, not a list of numbers"),
     ],
 )
-def test_what_is_no_list_of_as_many_numbers_fails_the_call(returned: Any, words: str) -> None:
+def test_a_result_that_is_no_list_of_as_many_numbers_fails_the_call(
+    returned: Any,
+    words: str,
+) -> None:
     scores = scored(lambda prompts, responses: returned)
     assert [score.value for score in scores] == [None] * 3 and words in scores[0].reason
 
@@ -287,208 +280,44 @@ def test_generators_and_coroutines_are_used_and_may_fail_while_they_are_read() -
     assert "gave no answer within 0.3 s, it was in" in scored(sleeps, time_limit=0.3)[0].reason
 
 
-def chdir() -> None:
-    os.chdir("/")
-
-
 def drawn_by_numpy() -> int:
     state: Any = np.random.get_state()
     return state[2]
 
 
-def toggle_garbage_collection() -> None:
-    (gc.disable if gc.isenabled() else gc.enable)()
-
-
 CHANGES: dict[str, tuple[Any, Any]] = {
-    "torch's default dtype": (
-        lambda: torch.set_default_dtype(torch.float64),
-        torch.get_default_dtype,
-    ),
-    "torch's number of threads": (
+    "default dtype": (lambda: torch.set_default_dtype(torch.float64), torch.get_default_dtype),
+    "threads": (
         lambda: torch.set_num_threads(torch.get_num_threads() + 2),
-        torch.get_num_threads,
-    ),
-    "torch's deterministic algorithms": (
-        lambda: torch.use_deterministic_algorithms(True, warn_only=True),
-        torch.are_deterministic_algorithms_enabled,
-    ),
-    "torch's kernels and precision": (
-        lambda: torch.set_float32_matmul_precision("medium"),
-        torch.get_float32_matmul_precision,
+        lambda: (torch.get_num_threads(), threads_of_another_thread()),
     ),
     "torch's random numbers": (lambda: torch.rand(1), lambda: torch.get_rng_state().tolist()),
     "numpy's random numbers": (lambda: np.random.rand(1), drawn_by_numpy),
     "Python's random numbers": (random.random, random.getstate),
-    "the working directory": (chdir, os.getcwd),
-    "the umask": (lambda: os.umask(0o707), facets._umask),
-    "environment variables": (os.environ.clear, lambda: dict(os.environ)),
-    "the locale": (
-        lambda: locale.setlocale(locale.LC_ALL, "C"),
-        lambda: locale.setlocale(locale.LC_ALL),
-    ),
-    "standard input, output or error": (lambda: setattr(sys, "stdout", None), lambda: sys.stdout),
-    "the filters of warnings": (
-        lambda: warnings.simplefilter("error"),
-        lambda: list(warnings.filters),
-    ),
-    "garbage collection": (toggle_garbage_collection, gc.isenabled),
-    "the log of tether": (
-        lambda: logging.disable(logging.CRITICAL),
-        lambda: logging.root.manager.disable,
-    ),
-    "timers of signals": (
-        lambda: signal.alarm(1000),
-        lambda: round(signal.getitimer(signal.ITIMER_REAL)[0], -2),
-    ),
-    "limits of the interpreter": (lambda: sys.setrecursionlimit(77_777), sys.getrecursionlimit),
-    "limits of the process": (
-        lambda: resource.setrlimit(
-            resource.RLIMIT_NOFILE,
-            (77, resource.getrlimit(resource.RLIMIT_NOFILE)[1]),
-        ),
-        lambda: resource.getrlimit(resource.RLIMIT_NOFILE),
-    ),
-    "the time limit of sockets": (lambda: socket.setdefaulttimeout(0.5), socket.getdefaulttimeout),
+    "the working directory": (lambda: os.chdir("/"), os.getcwd),
+    "standard output": (lambda: setattr(sys, "stdout", None), lambda: sys.stdout),
 }
 
 
-@pytest.mark.parametrize("facet", CHANGES)
-def test_what_a_call_changes_is_the_runs_again_and_named_once(
-    facet: str,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    change, read = CHANGES[facet]
+def threads_of_another_thread() -> int:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(torch.get_num_threads).result()
+
+
+@pytest.mark.parametrize("what", CHANGES)
+@pytest.mark.parametrize("raises", [False, True])
+def test_global_state_is_put_back_after_a_call(what: str, raises: bool) -> None:
+    change, read = CHANGES[what]
     before = read()
-    if facet == "the locale":
-        locale.setlocale(locale.LC_ALL, "C.UTF-8")
-        before = read()
 
     def f(prompts: Any, responses: Any) -> list[float]:
         change()
-        return [1.0] * len(responses)
+        return [1.0 / (0.0 if raises else 1.0)] * len(responses)
 
     source = FunctionReward(f, time_limit=20.0)
     for _ in range(2):
-        assert [score.value for score in source.score(ASKED[:2])] == [1.0, 1.0]
+        assert [score.value for score in source.score(ASKED[:2])] == [None if raises else 1.0] * 2
         assert read() == before
-    (message,) = [record.message for record in caplog.records]
-    assert "f (test_guarded.py) changed " in message and facet in message
-
-
-MODULES = {
-    "os": (os, ["kill", "open", "environ", "path", "getcwd", "dup"]),
-    "posixpath": (os.path, ["join", "exists"]),
-    "time": (time, ["time", "monotonic", "sleep", "perf_counter"]),
-    "json": (json, ["loads", "dumps", "JSONDecodeError"]),
-    "random": (random, ["random", "seed", "Random"]),
-    "threading": (threading, ["Thread", "enumerate", "current_thread", "Lock", "Timer"]),
-    "signal": (signal, ["signal", "getsignal", "setitimer", "valid_signals"]),
-    "math": (math, ["isfinite", "floor"]),
-    "builtins": (
-        builtins,
-        [
-            *("len", "isinstance", "list", "float", "str", "type", "open", "map", "zip"),
-            *("print", "KeyError", "Exception", "BaseException", "set", "super", "__import__"),
-        ],
-    ),
-}
-
-
-def values_of(module: Any, names: list[str]) -> list[Any]:
-    return [vars(module).get(name) for name in names]
-
-
-@pytest.mark.parametrize("how", ["replaced", "deleted", "replaced, then raises"])
-@pytest.mark.parametrize("name", MODULES)
-def test_functions_of_pythons_modules_that_a_call_replaces_are_the_runs_again_and_named_once(
-    name: str,
-    how: str,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    module, names = MODULES[name]
-    before = values_of(module, names)
-
-    def f(prompts: Any, responses: Any) -> list[float]:
-        results = [1.0 for _ in responses]
-        for one in names:
-            if how == "deleted":
-                del module.__dict__[one]
-            else:
-                module.__dict__[one] = None
-        return results if how != "replaced, then raises" else 1 / 0  # type: ignore[return-value]
-
-    source = FunctionReward(f, time_limit=20.0)
-    for _ in range(2):
-        scores = source.score(ASKED[:2])
-        assert all(a is b for a, b in zip(before, values_of(module, names), strict=True))
-        if how == "replaced, then raises":
-            assert "raised ZeroDivisionError" in scores[0].reason
-        else:
-            assert [score.value for score in scores] == [1.0, 1.0]
-    (message,) = [record.message for record in caplog.records if " changed " in record.message]
-    assert "f (test_guarded.py) changed " in message
-    assert all(f"{name}.{one}" in message for one in names)
-
-
-def test_every_name_that_the_run_depends_on_at_once_is_put_back(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    before = facets.values_of_names()
-
-    def f(prompts: Any, responses: Any) -> list[float]:
-        results = [1.0 for _ in responses]
-        for one in facets.NAMES:
-            for name in one.names:
-                one.space[name] = None
-        return results
-
-    assert [score.value for score in scored(f)] == [1.0] * 3
-    after = facets.values_of_names()
-    assert all(
-        a is b for x, y in zip(before, after, strict=True) for a, b in zip(x, y, strict=True)
-    )
-    assert re.search(r"changed builtins\.\w+, .{200,900} and \d{3} more\. ", caplog.messages[-1])
-
-
-def test_what_a_coroutine_an_import_and_a_hanging_call_replace_is_put_back(
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    clock, kill, loads = time.time, os.kill, json.loads
-
-    async def waits(prompts: Any, responses: Any) -> Any:
-        os.kill = json.loads = None  # type: ignore[assignment]
-        return [1.0] * 3
-
-    def hangs(prompts: Any, responses: Any) -> Any:
-        sleep = time.sleep
-        time.time = time.monotonic = builtins.open = None  # type: ignore[assignment]
-        sleep(30)
-
-    file = tmp_path / "replaces.py"
-    file.write_text(
-        "import time\ntime.time = lambda: 0.0\ndef f(prompts, responses): return [1.0] * 3\n",
-    )
-    assert [score.value for score in scored(waits)] == [1.0] * 3
-    assert "gave no answer within 0.5 s, it was in" in scored(hangs, time_limit=0.5)[0].reason
-    assert [score.value for score in scored(load_function(f"{file}:f"))] == [1.0] * 3
-    assert (time.time, os.kill, json.loads) == (clock, kill, loads)
-    words = " ".join(record.message for record in caplog.records)
-    assert f"the import of {file} changed time.time. " in words
-    assert "changed os.kill and json.loads. " in words
-
-
-def test_what_a_call_in_this_thread_replaces_is_put_back() -> None:
-    number, kill = builtins.isinstance, os.kill
-
-    def on_step(step: int) -> None:
-        os.kill = builtins.isinstance = builtins.BaseException = None  # type: ignore[misc, assignment]
-        raise ValueError("no")
-
-    with pytest.raises(ValueError, match="no"):
-        in_place(on_step, "the function on_step")(1)
-    assert (builtins.isinstance, os.kill) == (number, kill)
 
 
 def test_a_function_finds_what_it_left() -> None:
@@ -546,69 +375,6 @@ def test_stacks_of_a_call_that_went_elsewhere_lie_in_the_folder_of_the_run(
     assert (tmp_path / "run/stacks.txt").is_file() and Path.cwd() == tmp_path
 
 
-def test_a_function_begins_in_the_folder_that_its_own_file_went_to_on_import(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(surroundings, "_FOLDERS", {})
-    (tmp_path / "deep").mkdir()
-    (tmp_path / "deep" / "words.txt").write_text("yes")
-    words = (
-        "def f(p, r):\n    here = os.path.exists('words.txt')\n    os.chdir('/')\n    return [here]"
-    )
-    (tmp_path / "goes.py").write_text(f"import os\nos.chdir('deep')\n{words}")
-    (tmp_path / "stays.py").write_text(f"import os\n{words}")
-    goes, stays = load_function("goes.py:f"), load_function("stays.py:f")
-    for _ in range(2):
-        assert scored(goes, 1)[0].value == 1.0 and scored(stays, 1)[0].value == 0.0
-    assert Path.cwd() == tmp_path
-    # once deleted, the folder is the run's, and nothing fails
-    (tmp_path / "deep" / "words.txt").unlink()
-    (tmp_path / "deep").rmdir()
-    assert scored(goes, 1)[0].value == 0.0
-
-
-def test_a_closed_terminal_is_opened_again(tmp_path: Path) -> None:
-    program = (
-        "import sys\nfrom tether.rewards.function import FunctionReward\nfrom tether.core.types "
-        "import Prompt, user\n"
-        "def f(prompts, responses):\n    sys.stdout.close()\n    return [1.0]\n"
-        "source = FunctionReward(f)\nfor _ in range(2):\n    "
-        "source.score_texts([Prompt((user('q'),))], ['x'])\nprint('here')"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=True,
-    )
-    assert done.stdout == "here\n"
-
-
-def test_descriptors_that_a_call_closes_are_open_again(tmp_path: Path) -> None:
-    """Without them the next file that the run opens would be its standard output."""
-    program = (
-        "import os\nfrom tether.rewards.function import FunctionReward\nfrom tether.core.types "
-        "import Prompt, user\n"
-        "def f(prompts, responses):\n    os.close(1); os.dup2(os.open(os.devnull, os.O_WRONLY), "
-        "2)\n    return [1.0]\n"
-        "FunctionReward(f).score_texts([Prompt((user('q'),))], ['x'])\n"
-        f"print('lost', file=open({str(tmp_path / 'file')!r}, 'w'))\nprint('here')\nos.write(2, "
-        "b'there')"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=True,
-    )
-    assert done.stdout == "here\n" and done.stderr.endswith("there")
-    assert "changed standard input, output or error" in done.stderr
-
-
 def test_a_thread_that_never_ends_does_not_keep_the_program(tmp_path: Path) -> None:
     """Executors wait for their threads at the end of a program."""
     program = (
@@ -635,7 +401,7 @@ def test_a_thread_that_never_ends_does_not_keep_the_program(tmp_path: Path) -> N
     ) in done.stderr
 
 
-def test_what_a_function_does_to_its_prompts_stays_with_the_call() -> None:
+def test_changes_of_prompts_stay_within_the_call() -> None:
     prompt = Prompt((user("q"),), metadata={"tests": [1, 2]}, row={"answer": {"of": [3]}})
     seen: list[Any] = []
 
@@ -661,41 +427,10 @@ def test_what_a_function_does_to_its_prompts_stays_with_the_call() -> None:
     )
 
 
-def test_os_exit_ends_the_call_and_not_the_program() -> None:
-    reason = scored(lambda prompts, responses: os._exit(3))[0].reason
-    assert reason.endswith("raised SystemExit: os._exit(3)")
-
-
-FORKS = """
-import os
-from tests.rewards.test_guarded import scored
-
-def ends_with(code):
-    child = os.fork()
-    if not child:
-        os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-print(scored(lambda prompts, responses: [ends_with(7)], 1)[0].value, ends_with(8))
-"""
-
-
-def test_a_process_of_the_functions_own_ends_as_it_likes() -> None:
-    """In an interpreter of its own: a fork of one with many libraries and threads may crash."""
-    ended = subprocess.run(
-        [sys.executable, "-c", FORKS],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    assert ended.stdout.split() == ["7.0", "8"], ended.stderr
-
-
 @pytest.mark.parametrize(
     ("line", "words"),
     [
         ("import sys; sys.exit()", "cannot be imported: SystemExit"),
-        ("import os; os._exit(0)", r"cannot be imported: SystemExit: os._exit\(0\)"),
         (
             "class E(BaseException):\n    def __str__(self): return 1/0\nraise E",
             "cannot be imported: E",
@@ -707,42 +442,6 @@ def test_a_module_that_ends_the_program_is_refused(tmp_path: Path, line: str, wo
     (tmp_path / "mine.py").write_text(line)
     with pytest.raises(ConfigError, match=rf"^judge.call = .*mine.py:f': .*mine.py {words}$"):
         load_function(f"{tmp_path}/mine.py:f", key="judge.call")
-
-
-def test_what_an_import_changes_is_the_runs_again(
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    (tmp_path / "mine.py").write_text(
-        "import decimal, os, signal, warnings\nimport numpy as np\nimport torch\n"
-        "decimal.getcontext().prec = 3\nnp.seterr(all='raise')\nwarnings.simplefilter('ignore')\n"
-        "signal.signal(signal.SIGTERM, "
-        "signal.SIG_IGN)\ntorch.set_grad_enabled(False)\ntorch.set_default_device('meta')\n"
-        "os.environ['MINE'] = 'here'\n"
-        "def f(prompts, responses): return [float(os.environ['MINE'] == 'here')] * len(responses)\n",
-    )
-    handler = signal.getsignal(signal.SIGTERM)
-    function = load_function(f"{tmp_path}/mine.py:f")
-    assert (
-        signal.getsignal(signal.SIGTERM) is handler
-        and torch.is_grad_enabled()
-        and "MINE" not in os.environ
-    )
-    assert torch.ones(1).device.type == "cpu"
-    assert decimal.getcontext().prec == 28 and np.geterr()["invalid"] == "warn"
-    assert [score.value for score in scored(function)] == [1.0] * 3
-    (message,) = [record.message for record in caplog.records]
-    for name in (
-        "default device",
-        "recording of gradients",
-        "environment variables",
-        "decimal context",
-        "numpy's errors",
-    ):
-        assert name in message
-    assert f"{tmp_path}/mine.py changed " in message and "handlers of signals" in message
-    # libraries set them whenever they are imported
-    assert "filters of warnings" not in message
 
 
 def judge(tmp_path: Path, body: str, **limits: Any) -> Any:
@@ -845,7 +544,7 @@ def test_a_slow_import_is_named_while_it_lasts(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(loading, "SLOW_IMPORT", 0.1)
+    monkeypatch.setattr(loading, "QUICK_IMPORT", 0.02)
     (tmp_path / "slow.py").write_text(
         "import time\ntime.sleep(1)\ndef f(p, r): return [1.0] * len(r)",
     )
@@ -860,52 +559,49 @@ def test_any_callable_has_a_name_and_a_digest() -> None:
         def __call__(self, prompts: Any, responses: Any) -> list[float]:
             return [1.0] * len(responses)
 
-    class Secretive:
-        def __init__(self) -> None:
-            self.pair = (Number(OSError()),)
-
-        def __getattr__(self, name: str) -> Any:
-            raise RuntimeError(name)
-
-        def __call__(self, prompts: Any, responses: Any) -> list[float]:
-            return [1.0] * len(responses)
-
     def unfinished(prompts: Any, responses: Any) -> list[float]:
         return [later] * len(responses)
 
-    for function in (Slotted(), Secretive(), unfinished, math.fsum):
+    for function in (Slotted(), unfinished, math.fsum):
         assert load_function(register(function)) is function
     assert (
         source_of("the judge", Slotted()).endswith("Slotted (test_guarded.py)")
         and source_of("the judge", math.fsum) == "the judge fsum"
     )
-    assert "Secretive" in source_of("the judge", Secretive())
     assert [score.value for score in scored(Slotted())] == [1.0] * 3
     later = 1.0
     assert one_line(CrackedError()) == "CrackedError"
 
 
-def test_a_call_that_keeps_the_interpreter_ends_the_run_with_a_sentence(tmp_path: Path) -> None:
-    """No thread of the process has a turn in such a call."""
+def test_an_import_leaves_the_run_its_state(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import os, random, signal, sys, torch\nos.chdir('/')\nrandom.seed(1)\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\ntorch.set_grad_enabled(False)\n"
+        "torch.set_default_dtype(torch.float64)\nsys.stdout = None\n"
+        "def f(prompts, responses): return [float(torch.ones(1).dtype == torch.float64)] * 3\n",
+    )
+    readers = (
+        lambda: signal.getsignal(signal.SIGTERM),
+        lambda: sys.stdout,
+        *(os.getcwd, random.getstate, torch.is_grad_enabled, torch.get_default_dtype),
+    )
+    before = [read() for read in readers]
+    function = load_function(f"{tmp_path}/mine.py:f")
+    assert [read() for read in readers] == before
+    assert [score.value for score in scored(function)] == [1.0] * 3  # its own default dtype
+
+
+def test_the_stack_of_a_call_that_keeps_the_interpreter_is_shown() -> None:
+    """No thread of Python has a turn in such a call."""
     program = (
-        "import re\nfrom tether.rewards import sentinel\nfrom tether.rewards.function import "
-        "FunctionReward\n"
-        "from tether.core.types import Prompt, user\nsentinel.GRACE = 0.5\n"
-        "def f(prompts, responses):\n    return [float(bool(re.match(r'(a+)+$', r))) for r in "
-        "responses]\n"
-        "source = FunctionReward(f, time_limit=0.5)\n"
-        "print(source.score_texts([Prompt((user('q'),))], ['aaa'])[0].value, flush=True)\n"
-        "source.score_texts([Prompt((user('q'),))], ['a' * 60 + 'b'])\n"
+        "import re, time\nfrom tether.rewards import calling\nfrom tether.rewards.function import "
+        "FunctionReward\nfrom tether.core.types import Prompt, user\ncalling.GRACE = 0.2\n"
+        "def match(length):\n    began = time.monotonic()\n"
+        "    re.match(r'(a+)+$', 'a' * length + 'b')\n    return time.monotonic() - began\n"
+        "length = 16\nwhile match(length) < 0.1: length += 1\n"  # each doubles the time
+        "def kindness(prompts, responses):\n    match(length + 4)\n    return [1.0]\n"
+        "FunctionReward(kindness, time_limit=0.3).score_texts([Prompt((user('q'),))], ['x'])\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == -signal.SIGKILL and done.stdout == "1.0\n"
-    assert (
-        "tether: the reward function f (<string>) has held Python's interpreter for 1 s"
-        in done.stderr
-    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    assert "Timeout (0:00:00.5" in done.stderr and "in kindness" in done.stderr

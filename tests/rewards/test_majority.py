@@ -8,9 +8,6 @@ import pytest
 from tether.core.errors import ConfigError
 from tether.core.rundir import RunDirectory
 from tether.core.types import Prompt, Rollout, Sampling, StopReason, user
-from tether.report.about import control_lines
-from tether.report.page import write_report
-from tether.report.reading import read_journey
 from tether.rewards.control import CheckedControl, RandomReward
 from tether.rewards.limit import FailureLimit
 from tether.rewards.majority import MajorityReward
@@ -19,6 +16,9 @@ from tether.runner.run import run_recipe
 from tether.settings.reading import build
 from tether.settings.recipe import Recipe
 from tether.settings.rewards import VerifiableConfig
+from tether.watch.report.about import control_lines
+from tether.watch.report.page import write_report
+from tether.watch.report.reading import read_journey
 
 
 def rollouts(texts, number=0, answer="7"):
@@ -47,7 +47,6 @@ def test_numbers_agree_by_value(texts, values):
 
 
 def test_zero_is_a_number_as_any_other():
-    pytest.importorskip("math_verify")
     answers = MajorityReward(VerifiableConfig(kind="gsm8k"), RandomReward(0))
     assert [answers._answer(f"#### {text}") for text in ("0", "0.0", "$0", "7.0")] == [0, 0, 0, 7]
 
@@ -57,7 +56,6 @@ def test_words_agree_as_the_check_folds_them():
 
 
 def test_mathematics_agree_as_the_check_says():
-    pytest.importorskip("math_verify")
     texts = [r"\\boxed{\\frac12}", r"\\boxed{0.5}", r"\\boxed{x+1}", r"\\boxed{2}"]
     assert agreement("math", [text.replace("\\\\", "\\") for text in texts]) == [1, 1, 0, 0]
 
@@ -97,7 +95,7 @@ def test_measurements_are_judged_by_the_known_answer():
         ({"reward_source": "majority", "verifiable": {"kind": "code"}}, "two programs cannot"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(section, sentence):
+def test_settings_without_a_majority_are_refused(section, sentence):
     given = {"verifiable": {"kind": "numeric"}, **section}
     if "samples_per_prompt" not in section and "verifiable" not in section:
         del given["verifiable"]

@@ -10,11 +10,11 @@ from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
 import tether
-from tether.build.rewards import learned_reward
-from tether.build.roles import reader_beside, trained_scorer
 from tether.core.errors import ModelError
 from tether.models.tiny import SPECIAL, TEMPLATE, tiny_model, tiny_tokenizer
 from tether.rewards.learned import LearnedReward, TextReward
+from tether.runner.assembly.rewards import learned_reward
+from tether.runner.assembly.roles import reader_beside, trained_scorer
 from tether.settings.model import ModelConfig
 
 PAIRS = [
@@ -108,9 +108,10 @@ def test_answers_are_scored_as_the_reward_model_reads_them(judge, tmp_path):
     [
         {"reward_per_token": True, "step_rewards": True, "value_init": "zero"},
         {"value_init": "reward"},
+        {"roles": "shared"},
     ],
 )
-def test_what_goes_by_the_policys_tokens_is_refused_before_training(judge, tmp_path, asked):
+def test_options_by_the_policys_tokens_are_refused_before_training(judge, tmp_path, asked):
     with pytest.raises(
         ModelError,
         match=(
@@ -122,9 +123,9 @@ def test_what_goes_by_the_policys_tokens_is_refused_before_training(judge, tmp_p
             prompts=["a", "b", "c"],
             reward=judge,
             run=str(tmp_path / "ppo"),
-            **SAMPLE,
-            **asked,
+            **{**SAMPLE, **asked},
         )
+    assert not (tmp_path / "ppo" / "ppo").exists()
 
 
 def test_a_reward_model_on_a_trunk_of_its_own_reads_texts_too(judge, tmp_path):

@@ -17,7 +17,7 @@ from tether.core.types import Message, Prompt, Rollout, Sampling, Score, StopRea
 from tether.rewards.function import FunctionReward
 from tether.rewards.servers import ServedReward, reward_server
 from tether.runner.run import run_recipe
-from tether.servers.launch import Servers
+from tether.scale.servers.launch import Servers
 from tether.settings.reading import build
 from tether.settings.recipe import Recipe
 from tether.settings.rewards import RewardServersConfig
@@ -133,6 +133,7 @@ def test_no_more_requests_are_under_way_than_is_said(served):
         with lock:
             inside[0] += 1
             seen.append(inside[0])
+        time.sleep(0.1)  # longer than the others are on their way
         answer = score(body)
         with lock:
             inside[0] -= 1
@@ -143,7 +144,7 @@ def test_no_more_requests_are_under_way_than_is_said(served):
     assert max(seen) == 3 and source.most == 1  # two wait there, and one is worked on
 
 
-def test_what_a_server_spoils_another_scores(served, tmp_path):
+def test_another_server_scores_a_spoilt_answer(served, tmp_path):
     reward, servers = served(Reward(), Reward(), batch=2)
     answers = iter([(200, {"scores": []}), (500, {"error": "broken"}), (200, {"nothing": 1})])
     score = servers[0].post["/v1/score"]
@@ -171,7 +172,7 @@ def test_a_batch_that_no_server_can_score_fails_alone(served):
     assert scores[7].value is None and "3 servers failed with it" in scores[7].reason
 
 
-def test_what_a_server_refuses_is_a_failed_score_and_is_not_tried_elsewhere(served):
+def test_a_refused_request_is_a_failed_score_and_not_repeated(served):
     reward, servers = served(Reward(), Reward(), batch=19)
     tried = []
     for server in servers:
@@ -300,7 +301,7 @@ def test_a_run_is_the_same_and_a_killed_server_comes_back(tmp_path):
         ({"reward_servers": {"addresses": ["http://a:1"], "servers": 2}}, "how many to start"),
     ],
 )
-def test_what_does_not_go_with_servers(change, says):
+def test_settings_that_exclude_reward_servers_are_refused(change, says):
     with pytest.raises(ConfigError, match=says):
         build(GRPOSection, {"reward_servers": {"servers": 2}, **change}, where="grpo")
 

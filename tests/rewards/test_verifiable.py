@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -17,23 +18,22 @@ import pytest
 
 from tether.core.errors import ConfigError, DataError, RunError
 from tether.core.protocols import RewardSource
+from tether.core.thoughts import opened_by
 from tether.core.types import Problem, Prompt, Rollout, Sampling, StopReason, user
-from tether.data.formats.verdicts import (
+from tether.data.formats.solved import (
     read_gsm8k,
     read_gsm8k_solutions,
     read_gsm8k_truth,
-    read_math,
+    read_problem,
 )
 from tether.rewards import verifiable
+from tether.rewards.answers import find_answer
+from tether.rewards.latex import read_number
 from tether.rewards.sandbox import Sandbox
 from tether.rewards.verifiable import VerifiableReward, problem_prompt, reasoning_gym_prompts
 from tether.settings.reading import build
 from tether.settings.rewards import VerifiableConfig
 
-needs_math_verify = pytest.mark.skipif(
-    importlib.util.find_spec("math_verify") is None,
-    reason=("needs math-verify: pip install 'tether-rlhf[verify]'"),
-)
 needs_reasoning_gym = pytest.mark.skipif(
     importlib.util.find_spec("reasoning_gym") is None,
     reason=("needs reasoning-gym: pip install 'tether-rlhf[verify]'"),
@@ -179,14 +179,12 @@ WRONG = [
 ]
 
 
-@needs_math_verify
 def test_mathematics_is_judged_by_its_meaning(mathematics):
     assert values(mathematics, RIGHT) == [1.0] * len(RIGHT)
     assert values(mathematics, WRONG) == [0.0] * len(WRONG)
     assert isinstance(mathematics, RewardSource)
 
 
-@needs_math_verify
 def test_fractions_are_equal_exactly_when_python_says_so(mathematics):
     draw = random.Random(0)
     pairs, expected = [], []
@@ -203,7 +201,6 @@ def test_fractions_are_equal_exactly_when_python_says_so(mathematics):
     assert values(mathematics, pairs) == expected
 
 
-@needs_math_verify
 def test_an_answer_that_is_missing_or_wrong_says_so_and_a_known_answer_that_nobody_can_read_is_none(
     mathematics,
 ):
@@ -250,7 +247,6 @@ GSM8K_WRONG = [
 ]
 
 
-@needs_math_verify
 def test_gsm8k_answers_follow_hashes_or_a_phrase(gsm8k):
     assert values(gsm8k, GSM8K_RIGHT) == [1.0] * len(GSM8K_RIGHT)
     assert values(gsm8k, GSM8K_WRONG) == [0.0] * len(GSM8K_WRONG)
@@ -403,7 +399,6 @@ def test_a_problem_hands_on_its_answer():
 # Workers
 
 
-@needs_math_verify
 def test_an_expression_that_hangs_the_library_is_none_in_time_and_the_rest_is_judged():
     with VerifiableReward(VerifiableConfig(kind="math", time_limit=1, workers=1)) as reward:
         assert values(reward, [(r"\boxed{2}", r"\frac{4}{2}")]) == [1.0]
@@ -640,15 +635,18 @@ def rows(path, limit=None):
         ]
 
 
+def read_math(row):
+    return read_problem(row, "problem", "answer")
+
+
 def marked_solutions(tether_data, limit=None):
     """Text, known answer, and what the publishers said of it."""
     for row in rows(tether_data / "gsm8k" / "model-solutions.jsonl.gz", limit):
-        (truth,) = read_gsm8k_truth(row)
+        truth = read_gsm8k_truth(row)
         for solution in read_gsm8k_solutions(row):
             yield solution.response[-1].content, truth.answer, float(solution.desirable)
 
 
-@needs_math_verify
 @pytest.mark.parametrize("limit", [40, pytest.param(None, marks=pytest.mark.slow)])
 def test_verdicts_agree_with_published_ones(tether_data, gsm8k, limit):
     texts, answers, marks = zip(*marked_solutions(tether_data, limit), strict=True)
@@ -656,7 +654,6 @@ def test_verdicts_agree_with_published_ones(tether_data, gsm8k, limit):
     assert values(gsm8k, zip(texts, answers, strict=True)) == list(marks)
 
 
-@needs_math_verify
 @pytest.mark.parametrize("limit", [60, pytest.param(None, marks=pytest.mark.slow)])
 def test_reference_solutions_are_right_for_their_own_problem_and_wrong_for_the_next(
     tether_data,
@@ -669,7 +666,7 @@ def test_reference_solutions_are_right_for_their_own_problem_and_wrong_for_the_n
         (mathematics, "math/test.jsonl.gz", read_math),
     ]
     for reward, name, read in sources:
-        problems = [problem for row in rows(tether_data / name, limit) for problem in read(row)]
+        problems = [read(row) for row in rows(tether_data / name, limit)]
         assert set(values(reward, [(p.solution, p.answer) for p in problems])) == {1.0}
         pairs = [
             (p.solution, q.answer) for p, q in itertools.pairwise(problems) if p.answer != q.answer
@@ -677,14 +674,9 @@ def test_reference_solutions_are_right_for_their_own_problem_and_wrong_for_the_n
         assert values(reward, pairs).count(1.0) <= 0.002 * len(pairs)  # 7\% for 7 and the like
 
 
-@needs_math_verify
 @pytest.mark.parametrize("limit", [60, pytest.param(None, marks=pytest.mark.slow)])
 def test_answers_written_otherwise_are_still_right(tether_data, mathematics, limit):
-    known = [
-        p.answer
-        for row in rows(tether_data / "math" / "test.jsonl.gz", limit)
-        for p in read_math(row)
-    ]
+    known = [read_math(row).answer for row in rows(tether_data / "math" / "test.jsonl.gz", limit)]
     spellings = [
         known,
         [a.replace(r"\frac", r"\dfrac") for a in known],
@@ -699,3 +691,192 @@ def test_answers_written_otherwise_are_still_right(tether_data, mathematics, lim
         )
         missed = {a for a, value in zip(known, found, strict=True) if value != 1.0}
         assert len(missed - unreadable) <= 1, missed
+
+
+# Numbers
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        (r"\frac{3}{4}", "3/4"),
+        (r"-\dfrac12", "-1/2"),
+        ("1 1/2", "3/2"),
+        (r"-1\frac{1}{2}", "-3/2"),
+        ("1½ cups", "3/2"),
+        (r"0.1\overline{6}", "1/6"),
+        ("2{,}450", "2450"),
+        (r"2\,450\,000", "2450000"),
+        (r"2,\!450", "2450"),
+        ("2\u202f450", "2450"),
+        (r"1.2 \times 10^{3}", "1200"),
+        ("1.2*10^-3", "3/2500"),
+        ("1.2e5", "120000"),
+        ("16 million people", "16000000"),
+        ("2 dozen eggs", "24"),
+        ("$1,000.50", "2001/2"),
+        ("-€5", "-5"),
+        ("Rs. 500", "500"),
+        ("−16", "-16"),
+        (r"16~\text{cm}^2", "16"),
+        ("16 km/h", "16"),
+        ("36°", "36"),
+        (r"18\%", "18"),
+        ("18 eggs in 2 days", "18"),
+        ("16, because 3 + 13 is 16", "16"),
+        ("9 * 2 = 18 dollars", "18"),
+        (r"\textbf{16}.", "16"),
+        (r"{\color{red} 16}", "16"),
+    ],
+)
+def test_numbers_are_read_whole(text, number):
+    assert read_number(text) == Fraction(number)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("10:30", "16!", "16^2", "x + 2", "(3, 4)", "2^{10}", "4 or 5", r"3\sqrt{2}", "B2", "2x"),
+        *("3-4", "3 to 4", "1,5", "1.234,56", "12,34", "8 = 7", r"7\text{ is wrong}", r"2\pi"),
+        *("16, 17", "16 and 17", "1/0", "3/4/5", "10/11/2020", "5 feet 3 inches", r"\sqrt{16}"),
+        *("2 squared", "3 out of 4", "eighteen", "", "1.2.3", "--5", "9" * 5000, "Step 2: Add"),
+    ],
+)
+def test_an_ambiguous_number_is_none(text):
+    assert read_number(text) is None
+
+
+@pytest.mark.parametrize("kind", ["numeric", "gsm8k"])
+def test_a_known_answer_that_is_no_number_is_named_and_scores_nothing(kind):
+    with VerifiableReward(VerifiableConfig(kind=kind)) as reward:
+        (reason,) = reasons(reward, [("#### 3", "x + 3"), ("#### 3", r"\frac{9}{3}")])
+    assert "'x + 3' is no number" in reason and "'math'" in reason
+
+
+# Places
+
+
+THOUGHTS = [
+    ("<think>", "</think>"),
+    ("<thinking>", "</thinking>"),
+    ("[THINK]", "[/THINK]"),
+    ("<reasoning>", "</reasoning>"),
+    ("<seed:think>", "</seed:think>"),
+    ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("analysis", "assistantfinal"),
+]
+
+
+@pytest.mark.parametrize(("opened", "ended"), THOUGHTS)
+def test_a_thought_holds_no_answer(opened, ended):
+    inside = r"So \boxed{36}? #### 36. The answer is 36"
+    for marks in (["boxed"], ["hashes"], ["phrase"], ["last-number"], ["whole"]):
+        for text in (f"{opened}{inside}", f"{opened}{inside}{ended}", f"{inside}{ended}I give up."):
+            assert find_answer(text, marks) in (None, "I give up.")
+    said = r"\boxed{35}"
+    assert find_answer(f"{opened}{inside}{ended}{said}", ["boxed"]) == "35"
+    assert find_answer(f"{inside}{ended}{said}", ["boxed"]) == "35"
+
+
+def test_a_thought_that_the_prompt_opened_is_one_of_the_response():
+    cut, ended = r"So \boxed{36}, but", r"So.</think>\boxed{36}"
+    config = VerifiableConfig(kind="exact", answer_in=("boxed",), format="boxed")
+    opening = opened_by("<|assistant|>\n<think>\n")
+    asked = [replace(rollout(text, "36"), opening=opening) for text in (cut, ended)]
+    with VerifiableReward(config) as reward:
+        assert [score.value for score in reward.score(asked)] == [0.0, 1.1]
+    assert opened_by("<think>\n\n</think>\n") == opened_by("What is <think>? ") == ""
+
+
+@pytest.mark.parametrize("format", ["think-answer", "boxed", "hashes"])
+def test_a_format_sees_what_the_template_opened(format):
+    said = {"think-answer": "<answer>16</answer>", "boxed": r"\boxed{16}", "hashes": "So\n#### 16"}
+    with VerifiableReward(VerifiableConfig(kind="exact", format=format)) as reward:
+        texts = [f"{opened}7 + 9\n</think>\n{said[format]}" for opened in ("", "<think>")]
+        found = reward.score([rollout(text, "16") for text in [*texts, "<think>7 + 9"]])
+    assert [score.parts["format"] for score in found] == [1.0, 1.0, 0.0]
+
+
+HEADINGS = [
+    "#### Step 1: Add\n7 + 9 = 16\n\n#### Step 2: Conclude\nThe answer is {}.",
+    "#### Step 1: Add\n7 + 9 = 16\n\n#### Step 2: Conclude\n$$\\boxed{{{}}}$$",
+    "#### Step 1: 7 + 9 = 16\nAnd so on.\n\n#### Final Answer\n{}",
+    "#### 1. Add\n7 + 9 = 16\n\n#### **Answer:** {}",
+    "The answer is {}.\n\n#### Note\nThe 2 numbers were added.",
+    "#### {}\n\n#### Note\nThe 2 numbers were added.",
+    "### Final Answer\n{}",
+    "#### Solution\nFirst add 7 and 9.\n#### {}",
+]
+
+
+@pytest.mark.parametrize("text", HEADINGS)
+@pytest.mark.parametrize("kind", ["gsm8k", "numeric"])
+def test_headings_of_markdown_are_no_answers(text, kind):
+    config = VerifiableConfig(kind=kind)
+    check = verifiable.make_check(kind, config.marks, config.pattern, config.tolerance)
+    for answer in ("20", "2", "1"):
+        given = [check(text.format(said), answer=answer)[0]["correct"] for said in ("20", "2", "1")]
+        assert given == [float(said == answer) for said in ("20", "2", "1")]
+
+
+# Mathematics
+
+
+@pytest.mark.parametrize(
+    ("given", "answer"),
+    [
+        (r"\approx 36", "36"),
+        (r"{\bf 36}", r"36^\circ"),
+        (r"\text{The answer is }36°", r"36^\circ"),
+        (r"m \ge \sqrt{2}", r"[\sqrt{2},\infty)"),
+        (r"\{x \mid -2 < x < 5\}", "(-2,5)"),
+        ("(−∞, 3]", r"x \le 3"),
+        ("14 - 1i", "14-i"),
+        (r"3 + 4\mathrm{i}", "3+4i"),
+        (r"\text{(A) } 5", r"\text{(A)}"),
+        ("Option B.", r"\textbf{(B)}"),
+        (r"0.1\overline{6}", r"\frac16"),
+        (r"1 - \frac1e", r"1 - \frac{1}{\mathrm{e}}"),
+        (r"2√2\text{ units}", r"\sqrt{8}"),
+        (
+            r"\begin{bmatrix} \frac32 \\[1ex] 2 \end{bmatrix}",
+            r"\begin{pmatrix} 1.5 \\ 2 \end{pmatrix}",
+        ),
+        (r"x = 3 \text{ or } x = -1", "-1,3"),
+        ("40_{9}", "40_9"),
+        ("65%", "0.65"),
+        (r"\sqrt2 \approx 1.414", r"\sqrt{2}"),
+        ("30π cm", r"30\pi\text{ cm}"),
+    ],
+)
+def test_answers_in_other_styles_are_right(given, answer):
+    assert verifiable.same_mathematics(given, answer) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("given", "answer"),
+    [
+        ("8 = 7", "7"),
+        (r"7\text{ is wrong}", "7"),
+        (r"\text{not }7", "7"),
+        (r"7 \text{ or } 8", "7"),
+        ("5x = 5", "5"),
+        ("5c", "5"),
+        (r"-2 < x \le 5", "(-2,5)"),
+        ("4210_7", "4210_5"),
+        ("6500%", r"65\%"),
+        ("A or B", r"\text{(A)}"),
+        ("3.141593", r"\pi"),
+        ("0.333333", r"\frac13"),
+        ("(1.414214,1)", r"(\sqrt2,1)"),
+        (r"\frac{1}{2005!}", r"\frac{1}{2004!}"),
+        ("(10^{-19},1)", "(10^{-20},1)"),
+        (r"e^{-51}", r"e^{-50}"),
+        ("0", r"\frac{1}{10000000}"),
+        ("x+10^{-8}", "x"),
+    ],
+)
+def test_answers_that_differ_are_wrong(given, answer):
+    assert verifiable.same_mathematics(given, answer) == 0.0
+    assert verifiable.same_mathematics(answer, answer) == 1.0

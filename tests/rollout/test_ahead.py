@@ -7,25 +7,24 @@ import random
 import threading
 import time
 from collections import Counter
-from types import SimpleNamespace
 
 import pytest
 import torch
-from benchmarks.every_stage import differences, results
 from safetensors.torch import load_file
-from tests.run.journeys import Killed, dying_after, lines, numbered_prompts
+from tests.every_stage import differences, results
+from tests.runner.journeys import Killed, dying_after, lines, numbered_prompts
 
-from tether.build.engines import engine_server
-from tether.build.models import open_model
-from tether.core.errors import ConfigError, ModelError, RunError
+from tether.core.errors import ConfigError, ModelError
 from tether.core.types import Prompt, Sampling, user
-from tether.learner.checkpoint import complete_checkpoints, load_checkpoint
 from tether.rollout.ahead import AheadEngine
 from tether.rollout.served import ServedEngine
+from tether.runner.assembly.engines import engine_server
+from tether.runner.assembly.models import open_model
 from tether.runner.run import run_recipe
 from tether.settings.model import ModelConfig
 from tether.settings.reading import build
 from tether.settings.recipe import Recipe
+from tether.stages.learner.checkpoint import complete_checkpoints, load_checkpoint
 
 SERVED = {"kind": "served", "servers": 2, "start_seconds": 60}
 STEPS = 6
@@ -112,7 +111,7 @@ def test_killed_after_any_step_it_ends_with_the_same_bits(whole, tmp_path, calls
     )
 
 
-def test_what_is_under_way_is_part_of_a_checkpoint(tmp_path):
+def test_samples_under_way_are_part_of_a_checkpoint(tmp_path):
     with pytest.raises(Killed):
         run_recipe(recipe(tmp_path, "cut"), progress=dying_after(5))
     (saved,) = complete_checkpoints(tmp_path / "cut" / "grpo" / "checkpoints")
@@ -123,14 +122,6 @@ def test_what_is_under_way_is_part_of_a_checkpoint(tmp_path):
         for n in later
     }
     assert versions == {n: {n - 2} for n in later}
-
-
-def test_answers_that_an_earlier_revision_saved_are_refused_in_a_sentence():
-    engine = AheadEngine(SimpleNamespace(policy_version=0), 1)
-    with pytest.raises(RunError, match="begin the run anew"):
-        engine.load_state({"orders": {"3": [{"prompt_ids": [1], "drawn": []}]}})
-    engine.load_state({"orders": {"3": [[{"prompt_ids": [1]}]]}})
-    assert list(engine.saved) == [3]
 
 
 class Noting:
@@ -254,7 +245,7 @@ def largest_difference(folder, *names):
     return max(float((first[key] - second[key]).abs().max()) for key in first)
 
 
-def test_what_is_decoded_together_changes_the_bits_of_a_served_run_and_no_sample(tmp_path, served):
+def test_batching_of_requests_changes_bits_and_no_sample(tmp_path, served):
     """The exception of docs/guides/resuming.md: which requests meet depends on time, and an
     importance ratio shows it.
     """
@@ -311,7 +302,7 @@ def test_a_deterministic_run_has_each_request_decoded_alone(tmp_path, monkeypatc
         commands.append(servers.command("127.0.0.1", 1))
         raise ModelError("far enough")
 
-    monkeypatch.setattr("tether.build.engines.ServedEngine", engine)
+    monkeypatch.setattr("tether.runner.assembly.engines.ServedEngine", engine)
     values = recipe(tmp_path, "one", engine=SERVED).model_copy(
         update={"deterministic": deterministic},
     )
@@ -368,7 +359,7 @@ def test_settings_that_do_not_go_with_it(tmp_path, more, says):
     ("ahead", "servers", "each", "learner"),
     [(0, 1, None, 4), (0, 2, "2", 4), (1, 1, "2", 2), (2, 3, "1", 1)],
 )
-def test_who_works_at_the_same_time_shares_the_cores(
+def test_servers_and_learner_share_the_cores(
     tmp_path,
     monkeypatch,
     ahead,
@@ -383,7 +374,7 @@ def test_who_works_at_the_same_time_shares_the_cores(
         seen.extend((servers.environment.get("OMP_NUM_THREADS"), torch.get_num_threads()))
         raise ModelError("far enough")
 
-    monkeypatch.setattr("tether.build.engines.ServedEngine", engine)
+    monkeypatch.setattr("tether.runner.assembly.engines.ServedEngine", engine)
     torch.set_num_threads(4)
     try:
         with pytest.raises(ModelError, match="far enough"):

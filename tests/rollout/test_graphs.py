@@ -122,7 +122,7 @@ def test_the_graph_that_was_used_longest_ago_goes_first(recorder, monkeypatch):
         (torch.OutOfMemoryError("full"), graphs.NO_ROOM),
     ],
 )
-def test_what_cannot_be_recorded_is_executed_and_nothing_of_it_stays(recorder, error, sentence):
+def test_a_graph_that_cannot_be_recorded_is_executed_and_released(recorder, error, sentence):
     passes = Graphs(DEVICE)
     passes.run("a", recorder.work("a"))
     recorder.failing = error

@@ -7,8 +7,8 @@ import torch
 from tests.models.architectures import small_model
 
 from tether.core.types import Prompt, Sampling, StopReason, user
-from tether.cpu.kernels import draw_tokens
 from tether.data.chat import ChatEncoder
+from tether.models.cpu.kernels import draw_tokens
 from tether.models.tiny import tiny_tokenizer
 from tether.models.trunk import Role
 from tether.rollout import proof

@@ -6,16 +6,16 @@ import pytest
 import torch
 import transformers
 
-from tether.build.models import open_model
-from tether.build.roles import encoder_of, local_engine, new_role
+from tether.cli.tools.export import export_model
 from tether.core.types import Prompt, Sampling, assistant, user
 from tether.data.batches import make_batch
 from tether.models.tiny import tiny_tokenizer
 from tether.models.trunk import Role
 from tether.rollout.drawn import score_ids
 from tether.rollout.wire import as_request
+from tether.runner.assembly.models import open_model
+from tether.runner.assembly.roles import encoder_of, local_engine, new_role
 from tether.settings.model import LoraConfig, ModelConfig
-from tether.tools.export import export_model
 
 TOKENS, ROWS = 261, 320
 PROMPTS = [Prompt((user("one two"),)), Prompt((user("three"),))]

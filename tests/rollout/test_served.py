@@ -15,9 +15,6 @@ import pytest
 import torch
 
 import tether.rollout.server
-from tether.build.engines import engine_server
-from tether.build.models import open_model
-from tether.build.roles import encoder_of
 from tether.core.errors import ConfigError, DataError, ModelError, RunError
 from tether.core.types import Prompt, Sampling, user
 from tether.models.loading import add_adapter
@@ -25,8 +22,11 @@ from tether.models.trunk import Role
 from tether.rollout.local import LocalEngine
 from tether.rollout.served import ServedEngine
 from tether.rollout.wire import REPLACE
-from tether.servers.fleet import State
-from tether.servers.launch import Servers
+from tether.runner.assembly.engines import engine_server
+from tether.runner.assembly.models import open_model
+from tether.runner.assembly.roles import encoder_of
+from tether.scale.servers.fleet import State
+from tether.scale.servers.launch import Servers
 from tether.settings.engine import EngineConfig
 from tether.settings.model import LoraConfig, ModelConfig
 from tether.settings.reading import build
@@ -357,7 +357,7 @@ def test_a_server_that_hangs_is_left_after_its_time(served):
         )
     assert hung.is_set() and time.monotonic() - start < 30
     log = (engine.folder / "fleet.jsonl").read_text()
-    assert "ReadTimeout" in log
+    assert "TimeoutError: no whole answer" in log
 
 
 def test_a_server_that_forgot_the_adapter_is_given_it_again(served):
@@ -370,7 +370,7 @@ def test_a_server_that_forgot_the_adapter_is_given_it_again(served):
     assert "it has no policy-" in (engine.folder / "fleet.jsonl").read_text()
 
 
-def test_what_a_server_refuses_is_not_tried_elsewhere(served):
+def test_a_refused_request_is_not_sent_to_another_server(served):
     engine, _, servers = served(2)
     for server in servers:
         server.generate = lambda body: (
@@ -379,10 +379,7 @@ def test_what_a_server_refuses_is_not_tried_elsewhere(served):
         )
     with pytest.raises(
         DataError,
-        match=(
-            r"refuses a prompt of \d+ tokens: token 9 is not in the "
-            r"vocabulary"
-        ),
+        match=r"\d+ tokens: token 9",
     ):
         engine.generate(PROMPTS, SAMPLING, **ASKED)
     assert engine.fleet.at(State.HEALTHY) == ["s0", "s1"]
@@ -390,7 +387,7 @@ def test_what_a_server_refuses_is_not_tried_elsewhere(served):
 
 def test_a_prompt_that_does_not_fit_is_refused_before_it_is_sent(served):
     engine, _, _ = served()
-    with pytest.raises(DataError, match="does not fit the model's context of 256"):
+    with pytest.raises(DataError, match="context of 256"):
         engine.generate(PROMPTS, Sampling(max_new_tokens=300))
 
 
@@ -558,9 +555,9 @@ def test_older_weights_are_refused_where_a_server_holds_one_model():
         "importance": "truncate",
     }
     grpo |= {"data": {"path": "tether:prompts"}, "engine": {"kind": "served"}}
-    with pytest.raises(ConfigError, match=r"servers hold one whole model \(lora = false\)"):
+    with pytest.raises(ConfigError, match=r"whole model \(lora = false\)"):
         build(Recipe, {"run": "run", "model": {"source": "tiny"}, "grpo": grpo})
-    with pytest.raises(ConfigError, match="servers get weights from rank 0"):
+    with pytest.raises(ConfigError, match="weights from rank 0"):
         build(Recipe, {"run": "run", "model": {"source": "tiny"}, "grpo": {**grpo, "max_staleness": 0, "importance": "none"},
                        "learner": {"ranks": 2, "shard": True}})  # fmt: skip
 
@@ -574,10 +571,7 @@ def test_a_rank_beyond_the_servers_limit_is_told_in_its_words(served):
 
     with pytest.raises(
         ModelError,
-        match=(
-            r"s0 \(http://127.0.0.1:\d+\): LoRA rank 16 is greater "
-            r"than max_lora_rank 8"
-        ),
+        match=r"s0 \(http.*LoRA rank 16.*max_lora_rank 8",
     ):
         served(1, spoil)
 
@@ -593,7 +587,7 @@ def test_a_server_that_never_answers_ends_the_start_in_time(tmp_path):
         restarts=0,
     )
     start = time.monotonic()
-    with pytest.raises(RunError, match=r"no server is left .*not started after 0.5 s"):
+    with pytest.raises(RunError, match=r"no server .*after 0.5 s"):
         ServedEngine(
             role,
             encoder_of(loaded),

@@ -6,7 +6,8 @@ import pytest
 @pytest.fixture(scope="module")
 def cluster():
     """A cluster of two CPUs on this machine's loopback, which ends with a file's tests."""
-    scale = pytest.importorskip("tether.scale.ray", reason="needs the extra scale")
+    from tether.scale.clusters import ray as scale
+
     ray = scale.ray
     ray.init(
         "local", num_cpus=2, _node_ip_address=scale.LOOPBACK, include_dashboard=False, log_to_driver=False, logging_level="ERROR",

@@ -13,10 +13,10 @@ import pytest
 from tether.core.errors import ConfigError
 from tether.core.rundir import read_jsonl
 from tether.runner.run import run_recipe
+from tether.scale.clusters import ray as scale
 from tether.settings.reading import build
 from tether.settings.recipe import Recipe
 
-scale = pytest.importorskip("tether.scale.ray", reason="needs the extra scale")
 ray = scale.ray
 
 
@@ -88,7 +88,7 @@ def test_memory_is_reserved_and_runs_of_one_name_stand_side_by_side(cluster):
     ):
         first.place("a")
         second.place("a")
-    with pytest.raises(ConfigError, match=r"a needs 0\.5 CPU, 1e\+06 GB memory, and the largest"):
+    with pytest.raises(ConfigError, match=r"a needs 0\.5 CPU, 1e\+06 GB"):
         scale.RayLauncher(None, "ppo", {"a": {"CPU": 0.5, "memory": 1e15}}, 60)
 
 
@@ -111,17 +111,14 @@ def test_a_machine_that_does_not_come_is_a_lost_one(launcher, tmp_path, monkeypa
     assert b"no machine" in got
 
 
-def test_what_a_cluster_has_not_is_said_at_once(cluster):
+def test_resources_that_a_cluster_lacks_are_named_at_once(cluster):
     start = time.monotonic()
     with pytest.raises(
         ConfigError,
-        match=(
-            r"server-0 needs 8 GPU, and the largest machine of the "
-            r"cluster has 2 CPU"
-        ),
+        match=r"server-0 needs 8 GPU.*2 CPU",
     ):
         scale.RayLauncher(None, "test", {"server-0": {"GPU": 8.0}}, 600)
-    with pytest.raises(ConfigError, match=r"together 4 CPU, and the cluster has 2"):
+    with pytest.raises(ConfigError, match=r"4 CPU.*cluster has 2"):
         scale.RayLauncher(None, "test", {"server-0": {"CPU": 2.0}, "server-1": {"CPU": 2.0}}, 600)
     assert time.monotonic() - start < 30
 

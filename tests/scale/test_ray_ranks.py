@@ -5,7 +5,7 @@ import signal
 
 import psutil
 import pytest
-from tests.learner.ranked import assert_same, trained
+from tests.stages.learner.ranked import assert_same, trained
 
 from tether.core.rundir import read_jsonl
 from tether.runner.run import run_recipe

@@ -9,10 +9,10 @@ import time
 import pytest
 from typer.testing import CliRunner
 
-from tether.build.launching import Placement
 from tether.cli import app
 from tether.core.errors import ConfigError
-from tether.scale.slurm import job_script, submit_job
+from tether.runner.assembly.launching import Placement
+from tether.scale.clusters.slurm import job_script, submit_job
 from tether.settings.reading import build
 from tether.settings.recipe import Recipe, read_recipe
 
@@ -42,9 +42,9 @@ def test_ranks_are_shared_out_over_nodes(tmp_path):
         and "#SBATCH --nodes=2\n" in text
         and ("#SBATCH --gres=gpu:4\n") in text
     )
-    with pytest.raises(ConfigError, match="8 ranks cannot be shared out over 3 nodes"):
+    with pytest.raises(ConfigError, match=r"8 ranks.*3 nodes"):
         job_script(tmp_path / "slurm.sh", ["run", "r.toml"], "nodes=3", 8)
-    with pytest.raises(ConfigError, match="8 ranks cannot be shared out over many nodes"):
+    with pytest.raises(ConfigError, match=r"8 ranks.*many nodes"):
         job_script(tmp_path / "slurm.sh", ["run", "r.toml"], "nodes=many", 8)
 
 
@@ -119,7 +119,7 @@ def test_every_node_starts_its_ranks_by_torchrun(tmp_path, monkeypatch):
     for name, body in stand_ins.items():
         (tools / name).write_text(f"#!/bin/bash\n{body}\n")
         (tools / name).chmod(0o755)
-    monkeypatch.setattr("tether.scale.slurm.sys.executable", str(tools / "python"))
+    monkeypatch.setattr("tether.scale.clusters.slurm.sys.executable", str(tools / "python"))
     script = tmp_path / "slurm.sh"
     script.write_text(job_script(script, ["run", "it's mine.toml"], "nodes=2", 4))
     place = {
@@ -159,7 +159,7 @@ def test_the_command_sends_a_run_away_with_its_own_words(tmp_path, monkeypatch):
         '"tether:demonstrations" }\n',
     )
     monkeypatch.setattr(
-        "tether.build.launching.submit",
+        "tether.runner.assembly.launching.submit",
         lambda on, run, ranks, device, command: asked.append((on, ranks, command)) or 5,
     )
     done = CliRunner().invoke(

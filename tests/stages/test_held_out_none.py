@@ -10,9 +10,9 @@ import pytest
 from rich.console import Console
 
 import tether
+from tether.cli.terminal.bars import bars
 from tether.core.types import Comparison, Demonstration, StepLabels, assistant, user
-from tether.report.page import write_report
-from tether.terminal.bars import bars
+from tether.watch.report.page import write_report
 
 QUESTIONS = [f"What is number {n}?" for n in range(8)]
 ONE = [QUESTIONS[0]] * 8
@@ -100,4 +100,4 @@ def test_one_prompt_alone_cannot_be_held_out(tmp_path, caplog):
             progress=False,
         )
     assert run.summary["num_heldout_pairs"] == 0 and "heldout_accuracy" not in run.summary
-    assert "held out: no comparisons (heldout_fraction = 0.05)" in caplog.text
+    assert "comparisons (heldout_fraction = 0.05)" in caplog.text

@@ -5,7 +5,6 @@ it then is.
 import json
 import math
 import re
-import shutil
 import statistics
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,8 +14,6 @@ import pytest
 import torch
 from scipy import stats
 
-from tether.build.evaluation.evaluators import EVALUATORS, EvaluatorKind
-from tether.build.roles import load_policy, local_engine
 from tether.core.errors import ConfigError, DataError, RunError
 from tether.core.rundir import RunDirectory, read_jsonl
 from tether.core.types import Message, Prompt, Rollout, Sampling, Score, StopReason, user
@@ -24,13 +21,15 @@ from tether.evaluation.held_out import HeldOutAnswers, HeldOutScores
 from tether.evaluation.peaks import has_fallen
 from tether.evaluation.suite import MeasuredPolicy, Suite
 from tether.evaluation.winrate import gain
-from tether.learner.checkpoint import load_checkpoint
-from tether.methods import sampling as online
+from tether.runner.assembly.evaluation import heldout as online
+from tether.runner.assembly.evaluation.evaluators import EVALUATORS, EvaluatorKind
+from tether.runner.assembly.roles import load_policy, local_engine
 from tether.runner.run import run_recipe
 from tether.settings.evaluation import EvaluateConfig
 from tether.settings.reading import build
 from tether.settings.recipe import Recipe
 from tether.stages.heldout import SEED, HeldOut, held_out_split
+from tether.stages.learner.checkpoint import load_checkpoint
 from tether.stages.policy_gradient import PolicyGradient
 from tether.stats import Estimate
 
@@ -124,10 +123,7 @@ def test_without_other_temperatures_there_is_no_control(tmp_path):
 def test_greedy_answers_are_not_asked_for_twice():
     with pytest.raises(
         ValueError,
-        match=(
-            r"evaluate.temperature = 0 gives a prompt the same "
-            r"answer each time"
-        ),
+        match=r"evaluate.temperature = 0",
     ):
         EvaluateConfig(temperature=0.0, samples_per_prompt=2)
 
@@ -135,10 +131,7 @@ def test_greedy_answers_are_not_asked_for_twice():
 def test_all_prompts_cannot_be_held_out():
     with pytest.raises(
         DataError,
-        match=(
-            r"of 24 different prompts 24 cannot be held out .* Set "
-            r"evaluate.prompts lower"
-        ),
+        match=r"24 .*24 .*evaluate.prompts lower",
     ):
         held_out_split(prompts([*WORDS, *WORDS]), 24)
 
@@ -380,22 +373,31 @@ def test_the_best_weights_are_those_of_another_figure(tmp_path, monkeypatch, fig
     assert same(made.run, [weights[str(place)] for place in range(len(weights))])
 
 
-def test_a_figure_that_nothing_measures_is_refused_at_the_start(tmp_path):
-    for figure, sentence in (
-        ("held_out.beauty", "held_out has no figure 'beauty'. Figures: score, correct, format"),
-        ("kl.kl", "nothing measures kl here. Measured are: held_out"),
-    ):
-        evaluate = {"prompts": 6, "temperature": 0.0, "samples_per_prompt": 1}
-        made = recipe(tmp_path, evaluate={**evaluate, "keep": "best", "keep_by": figure})
-        with pytest.raises(ConfigError, match=re.escape(sentence)):
-            run_recipe(made, ["grpo"])
-        shutil.rmtree(made.run)
+def test_a_part_that_a_function_does_not_give_is_refused_at_the_start(tmp_path):
+    (tmp_path / "own.py").write_text(
+        "def length(prompts, responses): return [1.0] * len(prompts)\n",
+    )
+    judge = {"call": f"{tmp_path}/own.py:length"}
+    evaluate = {"prompts": 6, "samples_per_prompt": 1, "keep": "best", "judge": judge}
+    made = recipe(tmp_path, evaluate={**evaluate, "keep_by": "held_out.beauty"})
+    words = "held_out has no figure 'beauty'. Figures: score, proxy"
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        run_recipe(made, ["grpo"])
+
+
+@pytest.mark.parametrize("figure", ["kl.kl", "kl.length", "diversity.distinct_9", "diversity.kl"])
+def test_a_figure_that_no_evaluator_has_is_refused_before_the_first_stage(tmp_path, figure):
+    evaluate = {"prompts": 6, "temperature": 0.0, "samples_per_prompt": 1, "keep": "best"}
+    evaluate |= {"evaluators": {"diversity": {}}, "keep_by": figure}
+    with pytest.raises(ConfigError, match="keep_by"):
+        run_recipe(recipe(tmp_path, evaluate=evaluate), ["grpo"])
+    assert not (tmp_path / "run" / "grpo").exists()
 
 
 def test_without_any_score_the_last_weights_stay_and_a_sentence_says_so(tmp_path, script, caplog):
     made = recipe(tmp_path, evaluate={"every": 1, "prompts": 6, "keep": "best"})
     summary = run_recipe(made, ["grpo"])["grpo"]["heldout"]
-    assert "no held-out answer got a score at any step, so the last weights are kept" in caplog.text
+    assert "last weights are kept" in caplog.text
     assert (summary["kept_step"], summary["best_step"], summary["measured"]) == (4, None, {})
 
 

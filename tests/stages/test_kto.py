@@ -16,8 +16,6 @@ from tether.core.types import Feedback, assistant, user
 from tether.data.chat import ChatEncoder
 from tether.data.prepare import cut_rankings, encode_feedback, mismatched
 from tether.data.sources import read
-from tether.learner.checkpoint import complete_checkpoints
-from tether.learner.local import LocalLearner
 from tether.models.loading import add_adapter
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
@@ -26,6 +24,8 @@ from tether.settings.model import LoraConfig
 from tether.settings.reading import build
 from tether.settings.supervised import KTOConfig
 from tether.stages.kto import KTO, separation
+from tether.stages.learner.checkpoint import complete_checkpoints
+from tether.stages.learner.local import LocalLearner
 from tether.stages.supervised import make_step
 
 ENCODER = ChatEncoder(tiny_tokenizer(), (1,))
@@ -219,7 +219,7 @@ def test_balance_is_reported_and_a_wrong_one_is_warned_of(tmp_path, recwarn):
     assert uneven["class_balance"] == pytest.approx(2.0)
 
 
-def test_what_cannot_be_learned_from_is_refused(tmp_path):
+def test_one_sided_or_unusable_verdicts_are_refused(tmp_path):
     cases = [
         ([r for r in ROWS if r.desirable], "all responses to train on are desirable"),
         ([r for r in ROWS if not r.desirable], "all responses to train on are undesirable"),

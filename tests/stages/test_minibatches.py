@@ -14,10 +14,10 @@ from tether.algorithms.policy_losses import ppo_clip_loss
 from tether.core.rundir import RunDirectory
 from tether.core.types import Prompt, Rollout, Sampling, Score, StopReason, user
 from tether.data.chat import ChatEncoder
-from tether.learner.local import schedule_factor
 from tether.models.tiny import tiny_tokenizer
 from tether.settings.learner import OptimizerConfig
 from tether.settings.reading import packaged_recipe
+from tether.stages.learner.local import schedule_factor
 from tether.stages.online_loop import train
 from tether.stages.rollouts import Experience, deal
 

@@ -11,7 +11,6 @@ from tether.core.errors import ConfigError
 from tether.core.rundir import RunDirectory
 from tether.core.types import Prompt, Rollout, Sampling, Score, StopReason, user
 from tether.data.chat import ChatEncoder
-from tether.learner.checkpoint import complete_checkpoints
 from tether.models.loading import add_adapter
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
@@ -22,6 +21,7 @@ from tether.settings.reading import build
 from tether.settings.sampling import OnlineDirectConfig
 from tether.settings.supervised import DirectConfig
 from tether.stages.direct import Direct
+from tether.stages.learner.checkpoint import complete_checkpoints
 from tether.stages.online_direct import OnlineDirect, best_and_worst
 from tether.stages.online_loop import train
 
@@ -306,7 +306,7 @@ def test_wrong_settings_are_one_clear_message(overrides, message):
 
 def test_the_policy_is_no_reference_of_itself():
     stage = make()
-    with pytest.raises(ValueError, match="the reference is the policy itself"):
+    with pytest.raises(ValueError, match="is the policy itself"):
         OnlineDirect(
             config=stage.config,
             policy=stage.policy,

@@ -811,7 +811,7 @@ def test_every_option_changes_what_is_learned(trained, option):
         ({"algorithm": "ppo", "kl": {"mode": "adaptive", "coefficient": 0.0}}, "cannot adapt"),
     ],
 )
-def test_what_has_no_effect_or_no_meaning_is_refused(values, message):
+def test_settings_without_effect_or_meaning_are_refused(values, message):
     with pytest.raises(ConfigError, match=message):
         build(PolicyConfig, values)
 

@@ -27,7 +27,6 @@ from tether.evaluation.process import (
     step_estimates,
     step_f1,
 )
-from tether.learner.local import LocalLearner
 from tether.models.heads import ScalarHead
 from tether.models.tiny import SPECIAL, TEMPLATE, tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
@@ -35,6 +34,7 @@ from tether.rewards import learned
 from tether.rewards.learned import ProcessReward
 from tether.settings.learner import OptimizerConfig
 from tether.settings.supervised import ProcessRewardConfig
+from tether.stages.learner.local import LocalLearner
 from tether.stages.process_reward import ProcessRewardModeling
 from tether.stages.supervised import make_step
 

@@ -16,7 +16,6 @@ from tether.data.batches import make_batch
 from tether.data.chat import ChatEncoder
 from tether.data.prepare import by_votes, pairs_of
 from tether.data.sources import split_by_group
-from tether.learner.local import LocalLearner
 from tether.models.heads import ScalarHead
 from tether.models.loading import add_adapter
 from tether.models.tiny import tiny_model, tiny_tokenizer
@@ -26,6 +25,7 @@ from tether.settings.model import LoraConfig
 from tether.settings.reward import RewardConfig
 from tether.settings.supervised import SFTConfig
 from tether.stages.direct import preferred
+from tether.stages.learner.local import LocalLearner
 from tether.stages.reward import Distillation, RewardModeling, evaluate_members
 from tether.stages.sft import SFT
 from tether.stages.supervised import make_step

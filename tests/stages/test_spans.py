@@ -11,11 +11,11 @@ from tests.stages.test_ppo import PROMPTS, EvenReward
 from tether.core.types import Rollout, Sampling, Score, StopReason
 from tether.data.chat import ChatEncoder
 from tether.evaluation.likelihood import kl_to_reference
-from tether.methods import rounds
 from tether.models.heads import ScalarHead
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
 from tether.rollout.local import LocalEngine
+from tether.runner.methods import rounds
 from tether.settings.policy import PolicyConfig
 from tether.stages.online_direct import SampledPair
 from tether.stages.policy_gradient import PolicyGradient

@@ -15,9 +15,9 @@ from tether.core.errors import TrainingError
 from tether.core.rundir import RunDirectory
 from tether.core.stopping import Interrupted
 from tether.data.prepare import Split
-from tether.learner.ranks import ALONE
 from tether.settings.learner import OptimizerConfig, SupervisedConfig
 from tether.stages import supervised
+from tether.stages.learner.ranks import ALONE
 from tether.stages.supervised import SupervisedLoop, Update
 
 TARGETS = [float(n % 5) for n in range(30)]
@@ -106,14 +106,11 @@ def test_too_many_of_them_end_the_training_with_a_checkpoint_to_go_on_from(tmp_p
     targets = [float("nan") if n % 2 else t for n, t in enumerate(TARGETS)]
     with pytest.raises(
         TrainingError,
-        match=(
-            r"the loss of update 7 is nan; 3 before it had to be "
-            r"left out too"
-        ),
+        match="update 7 is nan; 3",
     ):
         trained(tmp_path, targets)
     assert len(list((tmp_path / "skipped").iterdir())) == 4
-    with pytest.raises(TrainingError, match="no update could be made: the loss of update 1"):
+    with pytest.raises(TrainingError, match=r"no update .*update 1"):
         trained(tmp_path / "all", [float("nan")] * 2)
 
 
@@ -127,7 +124,7 @@ def test_a_signal_ends_it_after_the_update_in_hand(tmp_path, number):
 
     with pytest.raises(
         Interrupted,
-        match=r"stopped after step [67] of 30, which is saved.*Start the same command again",
+        match=r"step [67] of 30.*same command",
     ):
         trained(tmp_path / "cut", progress=signalled)
     seen = []
@@ -139,7 +136,7 @@ def test_a_signal_ends_it_after_the_update_in_hand(tmp_path, number):
     )
 
 
-def test_what_an_update_draws_depends_on_its_number_alone(tmp_path):
+def test_random_numbers_of_an_update_depend_on_its_number_alone(tmp_path):
     whole, cut, other = [], [], []
     torch.manual_seed(5)
     before = torch.get_rng_state()

@@ -172,6 +172,49 @@ def test_the_kl_is_that_of_all_answers_whatever_became_of_their_rewards():
     assert kls[1] == pytest.approx(kls[0], rel=1e-5) and kls[2] == pytest.approx(kls[0], rel=1e-5)
 
 
+class Alike(Reward):
+    """Scores that differ in the first step, and not afterwards."""
+
+    def __init__(self, then=0.1):
+        super().__init__(fails=False)
+        self.then, self.first = then, True
+
+    def score(self, rollouts):
+        first, self.first = self.first, False
+        return [Score(even(r) if first else self.then) for r in rollouts]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "moves", "settings"),
+    [
+        ("grpo", False, {}),
+        ("grpo", False, {"epochs": 2, "minibatches": 2}),
+        ("grpo", False, {"optimizer": OptimizerConfig(learning_rate=3e-3, weight_decay=0.1)}),
+        ("rloo", False, {"kl": {"coefficient": 0.0}}),
+        ("dr_grpo", False, {}),
+        ("gspo", False, {}),
+        ("dapo", False, {"filter_groups": False, "overlong_buffer": 0}),
+        ("grpo", True, {"kl": {"coefficient": 0.1}}),
+        ("rloo", True, {"kl": {"coefficient": 0.1}}),
+        ("grpo", True, {"entropy_coefficient": 0.01}),
+        ("grpo", True, {"missing_stop_penalty": 2.0}),
+        ("ppo", True, {}),
+    ],
+)
+def test_momentum_alone_moves_no_weight(algorithm, moves, settings):
+    stage = make(algorithm, Alike(), **settings)
+    assert stage.step(PROMPTS, 0)[0]["policy/updates"] > 0
+    before = [p.detach().clone() for p in stage.policy.parameters()]
+    moments = copy.deepcopy(stage.learner.optimizer.state_dict()["state"])
+    metrics, _, _ = stage.step(PROMPTS, 1)
+    assert (metrics["policy/updates"] > 0) == (metrics["grad_norm"] > 0) == moves
+    still = [torch.equal(a, b) for a, b in zip(before, stage.policy.parameters(), strict=True)]
+    assert all(still) != moves
+    after = stage.learner.optimizer.state_dict()["state"]
+    kept = [torch.equal(moments[n]["exp_avg"], after[n]["exp_avg"]) for n in moments]
+    assert all(kept) != moves
+
+
 def test_a_step_in_which_every_reward_failed_moves_neither_weights_nor_coefficient():
     kl = {"mode": "adaptive", "coefficient": 0.1, "target": 50.0, "horizon": 100}
     stage = make("ppo", Failing(), kl=kl)

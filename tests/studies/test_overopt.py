@@ -98,11 +98,11 @@ def test_interrupted_at_a_reward_model_or_a_policy_it_ends_with_the_same_numbers
         [],
     )
 
-    def interrupted(section, context):
-        begun.append(context.folder)
+    def interrupted(job):
+        begun.append(job.folder)
         if len(begun) > calls:
             raise KeyboardInterrupt
-        return run_stage(section, context)
+        return run_stage(job)
 
     monkeypatch.setattr(study, "run_stage", interrupted)
     with pytest.raises(KeyboardInterrupt):

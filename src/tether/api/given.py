@@ -12,28 +12,24 @@ from pathlib import Path
 
 from tether.api.rows import rows_in
 from tether.api.runs import RewardModel, Run
-from tether.build.roles import trained_scorer
 from tether.core.errors import ConfigError
 from tether.core.names import file_part
 from tether.core.rundir import write_jsonl
 from tether.core.types import Facts, Json
 from tether.rewards.loading import register
+from tether.runner.call import data_of, reward_of
 from tether.settings.model import PACKAGE_PREFIX, TINY
 from tether.settings.section import DataConfig
 
 DATA_KEYS = DataConfig.model_fields.keys()
 
 
-def model_values(model: object) -> Json:
-    """The `[model]` section: a source, a run whose SFT model is meant, or the section's own
-    keys.
-    """
+def model_values(model: object) -> str | Json:
+    """A source or the folder of a run as text, or the keys of the `[model]` section."""
     if isinstance(model, Mapping):
         return dict(model)
-    if isinstance(model, Run):
-        return model.start()
-    if isinstance(model, str | Path):
-        return {"source": str(model)}
+    if isinstance(model, str):
+        return model
     raise ConfigError(
         f"model is a {type(model).__name__}: give a hub id, a folder, "
         f"'{PACKAGE_PREFIX}NAME==VERSION', '{TINY}', a run, or "
@@ -64,11 +60,11 @@ def data_values(rows: object, root: Path, name: str) -> Json | None:
     ):
         return _table_values(dict(rows), root, name)
     if isinstance(rows, Run):
-        return {"path": str(rows.pairs)}
+        return data_of(str(rows.path))
     if isinstance(rows, str | Path):
-        return {"path": _source(str(rows))}
+        return data_of(str(rows))
     if isinstance(rows, list | tuple) and rows and all(map(_is_file, rows)):
-        return {"path": [str(row) for row in rows]}
+        return data_of([*map(str, rows)])
     lines = rows_in(rows, name)
     text = "".join(json.dumps(line, ensure_ascii=False, sort_keys=True) for line in lines)
     path = (
@@ -89,19 +85,6 @@ def _table_values(table: Json, root: Path, name: str) -> Json:
     )
     inner = {} if named else data_values(path, root, f"{name}.path")
     return {**table, **(inner or {})}
-
-
-def _source(path: str) -> str:
-    """A file as it is; `owner/name` that is no file is a data set of the hub, of which its training
-    rows are meant.
-    """
-    is_hub = (
-        path.count("/") == 1
-        and not Path(path).exists()
-        and not Path(path).suffix
-        and path[0] not in "./~$"
-    )
-    return f"hub:{path}:train" if is_hub and not path.startswith(("hub:", "tether:")) else path
 
 
 def _is_file(row: object) -> bool:
@@ -154,12 +137,8 @@ def reward_values(reward: object, weights: Sequence[float] | None, *, conversati
         return {"function": values}
     if weights is not None:
         raise ConfigError("reward_weights belong to several rewards: give reward=[f, g, ...]")
-    source = reward.path if isinstance(reward, Run) else reward
-    if source == "random":
-        return {"reward_source": "random"}
-    if isinstance(source, str | Path):
-        trained = isinstance(reward, Run) or trained_scorer(str(source)) is not None
-        return {"reward_model": str(source)} if trained else {"classifier": {"source": str(source)}}
+    if isinstance(reward, str):
+        return reward_of(reward)
     raise ConfigError(
         f"reward is a {type(reward).__name__}: give a function (prompts, responses) -> a number "
         "for each, several of them, a run "
@@ -176,14 +155,8 @@ def _function(reward: object) -> Callable[..., object]:
     """
     if callable(reward):
         return reward
-    source = (
-        str(reward.path)
-        if isinstance(reward, Run)
-        else str(reward)
-        if isinstance(reward, str | Path)
-        else None
-    )
-    if source in (None, "random"):
+    source = reward.path if isinstance(reward, Run) else reward
+    if source == "random" or not isinstance(source, str | Path):
         raise ConfigError(
             f"one of several rewards is {reward!r:.60}: each is a function (prompts, responses), "
             "a run or the folder of a reward model, or the hub id of a sequence classifier",

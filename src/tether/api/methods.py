@@ -10,6 +10,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +22,20 @@ from tether.api.given import (
     settings_values,
 )
 from tether.api.runs import Run
+from tether.cli.terminal.bars import FINISHED, OnStep, bars
+from tether.cli.terminal.console import Terminal, print_error
 from tether.core.errors import ConfigError
 from tether.core.stopping import Interrupted
-from tether.core.types import Facts, Json, Prompt
+from tether.core.types import Facts, Json
 from tether.rewards.calling import in_place
+from tether.runner.call import folder_of, recipe_of
 from tether.runner.start import start_run
 from tether.settings.messages import key_hint
 from tether.settings.reading import build, in_lines, packaged_recipes
 from tether.settings.recipe import BaseRecipe, read_recipe, recipe_type
 from tether.settings.sampling import REWARD_KEYS
-from tether.settings.stages import STAGES, StageKind
+from tether.settings.stages import STAGES, StageKind, by_place, method_stage
 from tether.settings.synonyms import FOREIGN, METHODS, advice
-from tether.terminal.bars import FINISHED, OnStep, bars
-from tether.terminal.console import Terminal, print_error
 
 SHARED = ("seed", "track", "deterministic")
 """Keys of a recipe's top that every method takes; a seed is the section's, too."""
@@ -60,7 +62,7 @@ def method(name: str) -> Callable[..., Run]:
         return _start(name, **by_place, **given)
 
     call.__name__ = call.__qualname__ = name
-    call.__doc__ = _doc(*_stage(name))
+    call.__doc__ = _doc(*method_stage(name))
     call.__signature__ = _signature(name)
     return call
 
@@ -69,7 +71,7 @@ def _foreign(name: str, given: Facts) -> Iterator[str]:
     """Every argument that this method does not take, with its name here; arguments of TRL's
     trainers first.
     """
-    kind, (first, last) = _stage(name)[0], takes(name)
+    kind, (first, last) = method_stage(name)[0], takes(name)
     for key in (key for key in given if key in FOREIGN):
         yield f"{key} is {advice(FOREIGN, key, [kind.name])} here"
     taken = {*FOREIGN, *first, *last, *SHARED, *kind.section.model_fields}
@@ -95,14 +97,6 @@ def _as_arguments(text: str, section: str) -> str:
     return re.sub(r"(?<!key )'model\.(\w+)'", r"model={'source': ..., '\1': ...}", text)
 
 
-def _stage(name: str) -> tuple[StageKind, Json]:
-    """The stage that a method is, and the keys that make it this method."""
-    if name in STAGES:
-        return STAGES[name], {}
-    section, key, value = METHODS[name]
-    return STAGES[section], {key: value}
-
-
 def names() -> list[str]:
     """The methods, in the order of a recipe's stages."""
     return [*STAGES, *METHODS]
@@ -116,7 +110,7 @@ def _doc(kind: StageKind, fixed: Json) -> str:
     )
     return (
         f"{what}\n\nOther arguments are the keys of the [{kind.name}] section "
-        f"(docs/reference/recipes.md; `tether explain {kind.name}`).\nCalled again with the same "
+        f"(`tether explain {kind.name}`).\nCalled again with the same "
         "arguments it goes on where it was; finished, it gives the result at once.\n"
         "docs/guides/python.md tells what models, rows, rewards and judges may be.\n\nRaises:\n   "
         " TetherError: an argument does not fit; one sentence says which, and what to do.\n"
@@ -139,73 +133,44 @@ def _start(
     """One stage, in the run of its own or in that of `model`; a comparison of policies always in
     that of theirs.
     """
-    kind, fixed = _stage(name)
+    kind, _ = method_stage(name)
     compares = kind.makes == "verdict"
-    if compares and not isinstance(model, Run):
-        model = Run(model)
+    model = _as_text(Run(model) if compares and not isinstance(model, Run) else model)
     if isinstance(prompts, int):  # how many of them, where that is a key
         settings, prompts = {**settings, "prompts": prompts}, None
     if data is not None and prompts is not None:
         raise ConfigError(
             f"tether.{name}: data and prompts are the same rows here: give one of them",
         )
-    rows = data if prompts is None else prompts
-    root = (
-        Path(run)
-        if run is not None
-        else model.path
-        if isinstance(model, Run)
-        else Path("runs") / name
-    )
+    rows = _as_text(data if prompts is None else prompts)
+    base = model_values(model)
+    root = folder_of(name, base, run)
     top = {key: settings.pop(key) for key in SHARED if key in settings and not compares}
     seed = {"seed": top["seed"]} if "seed" in top and "seed" in kind.section.model_fields else {}
-    section = {**fixed, **seed, **settings_values(settings, root, name)}
-    # a run's own pairs need no name
-    if rows is not None and not (isinstance(rows, Run) and rows.path == root):
-        section["data"] = data_values(rows, root, "data" if prompts is None else "prompts")
+    section = {**seed, **settings_values(settings, root, name)}
+    word, scorer = "data" if prompts is None else "prompts", None
+    values = rows if isinstance(rows, str) else data_values(rows, root, word)
     if reward is not None or reward_weights is not None:
-        if not _scored(name):
-            raise ConfigError(f"tether.{name} takes no reward: it learns from its rows alone")
-        section |= reward_values(
-            reward,
-            reward_weights,
-            conversations=are_conversations(rows, section.get("data")),
-        )
-    values = {**top, kind.name: section}
+        talks = isinstance(values, dict) and are_conversations(rows, values)
+        scorer = reward_values(_as_text(reward), reward_weights, conversations=talks)
     with _in_python(kind.name):
-        recipe = _joined(name, model, values, root)
+        recipe = recipe_of(
+            name,
+            base,
+            values,
+            scorer,
+            run=root,
+            top=top,
+            section=section,
+            where=f"tether.{name}",
+        )
     return _run(recipe, [kind.name], on_step, progress)
 
 
-def _scored(name: str) -> bool:
-    """True if the caller chooses the reward of a method."""
-    kind, fixed = _stage(name)
-    return (
-        "reward_source" in kind.section.model_fields
-        and kind.section.model_construct(**fixed).scorer is not None
-    )
-
-
-def _joined(name: str, model: object, values: Json, root: Path) -> BaseRecipe:
-    """The recipe of the run in `root` with the stage of this call."""
-    before = Run(root).sections() if (root / "command.json").is_file() else {}
-    others = {
-        key: value
-        for key, value in before.items()
-        if key not in ("run", "track", "deterministic", _stage(name)[0].name)
-    }
-    goes_on = isinstance(model, Run) and model.path == root
-    base = before["model"] if goes_on else model_values(model)
-    if before and base != before["model"]:
-        raise ConfigError(
-            f"{root} holds a run of the model {before['model'].get('source')!r}: choose another "
-            "folder with run=PATH",
-        )
-    return build(
-        recipe_type(),
-        {**others, "model": base, **values, "run": str(root)},
-        where=f"tether.{name}",
-    )
+def _as_text(value: object) -> object:
+    """A path, or the folder of a run, as text; anything else as it is."""
+    value = value.path if isinstance(value, Run) else value
+    return str(value) if isinstance(value, Path) else value
 
 
 def run(
@@ -251,12 +216,14 @@ def load(path: str | Path) -> Run:
 
 
 def _run(recipe: BaseRecipe, chosen: Sequence[str], on_step: OnStep | None, progress: bool) -> Run:
-    from tether.terminal.results import show_verdict
+    from tether.cli.terminal.price import announce_price
+    from tether.cli.terminal.results import show_verdict
 
     root, console, began = Path(recipe.run), Terminal(quiet=not progress), time.monotonic()
     guarded = None if on_step is None else in_place(on_step, "the function of on_step")
     with bars(console, guarded, recipe.titles) as announce, _stopped_in_one_line():
-        _, page = start_run(recipe, chosen, announce, began=began)
+        priced = partial(announce_price, recipe, chosen, announce)
+        _, page = start_run(recipe, chosen, announce, began=began, checked=priced)
     names = ", ".join(recipe.titles[name] for name in chosen)
     done = f"{names} done; page: {page}" if announce.worked else FINISHED
     console.print(f"[dim]{root}: {done}[/]", highlight=False, soft_wrap=True)
@@ -284,11 +251,9 @@ def _stopped_in_one_line() -> Iterator[None]:
 
 def takes(name: str) -> tuple[list[str], list[str]]:
     """The arguments of a method: those that may go by place, and the keys of its section."""
-    kind, fixed = _stage(name)
-    fields, scored = kind.section.model_fields, _scored(name)
-    rows = kind.section.model_construct(**fixed).kind
-    first = ["model", "prompts" if rows is Prompt and "prompts" not in fields else "data"]
-    first += [key for key, there in (("reward", scored), ("judge", "judge" in fields)) if there]
+    kind, fixed = method_stage(name)
+    fields, first = kind.section.model_fields, by_place(name)
+    scored = "reward" in first
     last = ["reward_weights"] if scored else []
     last += (
         ["on_step", "progress"]

@@ -17,8 +17,8 @@ from typing import Any
 from tether.core.errors import STOPS, ConfigError, DataError, TetherError, error_words
 from tether.core.types import Json, JsonValue, Problem, Prompt
 from tether.data.formats.arrow import without_added_nulls
-from tether.data.formats.columns import no_column_twice, rows_of_columns
-from tether.rewards.surroundings import Surroundings
+from tether.data.formats.json_tables import no_column_twice, rows_of_columns
+from tether.rewards.surroundings import surroundings
 
 _NOTHING = ("NAType", "NaTType")
 """Types of what pandas writes where nothing is."""
@@ -39,7 +39,7 @@ def rows_in(given: object, name: str) -> list[Json]:
     """
     rows: list[Json] = []
     try:
-        with Surroundings(_source(given, name)):
+        with surroundings(_source(given, name)):
             rows.extend(_rows(given, name))
     except DataError as error:
         raise ConfigError(f"{name}: {error}") from None

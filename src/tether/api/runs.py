@@ -11,18 +11,16 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from tether.build.roles import load_policy, local_engine
-from tether.core.errors import ConfigError, DataError, MissingFileError
-from tether.core.rundir import RunDirectory, read_jsonl, stage_folder
+from tether.cli.tools.reward_bench import scorer_of
+from tether.core.errors import DataError
+from tether.core.rundir import RunDirectory, missing_run, read_jsonl, stage_folder
 from tether.core.types import Json, Prompt, Rollout, Sampling, assistant
 from tether.data.formats.fields import turns
 from tether.rollout.conversations import as_rollout
+from tether.runner.assembly.roles import load_policy, local_engine
+from tether.runner.call import finished_stages
 from tether.runner.folder import remembered
-from tether.runner.run import after_sft
-from tether.settings.model import ModelConfig
-from tether.settings.reading import build
 from tether.settings.stages import STAGES
-from tether.tools.reward_bench import scorer_of
 
 
 class Run:
@@ -35,7 +33,7 @@ class Run:
     def __init__(self, path: str | Path, stage: str = "") -> None:
         self.path = Path(path)
         if not self.path.is_dir():
-            raise MissingFileError(f"{path} does not exist. Give the folder of a run")
+            raise missing_run(self.path)
         trained = (name for name in reversed(self.stages) if STAGES[name].makes != "verdict")
         self.stage = stage or next(trained, "")
         self._whole = not stage and (self.path / "summary.json").is_file()
@@ -43,9 +41,7 @@ class Run:
     @property
     def stages(self) -> list[str]:
         """Names of the finished stages, in the order of a recipe."""
-        return [
-            name for name in STAGES if (stage_folder(self.path, name) / "summary.json").is_file()
-        ]
+        return finished_stages(self.path)
 
     @property
     def _folder(self) -> Path:
@@ -87,7 +83,7 @@ class Run:
     @property
     def verdict(self) -> str:
         """The result and its judge, the interval, the control: a line each."""
-        from tether.terminal.results import verdict_of
+        from tether.cli.terminal.results import verdict_of
 
         verdict = verdict_of(self.path)
         return "\n".join((verdict.headline, *verdict.sentences))
@@ -102,33 +98,14 @@ class Run:
         a model card; its path.
 
         Args:
-            options: `adapter`, `dtype`, `shard_size`, as of `tether export`.
+            options: `adapter`, `dtype`, `shard_size`, `gguf`, as of `tether export`.
 
         Raises:
             ConfigError: the folder exists.
         """
-        from tether.tools.export import export_model
+        from tether.cli.tools.export import export_model
 
         return Path(export_model(str(self.path), Path(folder), **options)["folder"])
-
-    def start(self) -> Json:
-        """The `[model]` section of a run elsewhere that starts from this one's SFT model, or from
-        its base.
-
-        Raises:
-            ConfigError: it has trained a policy, which is an adapter and must be exported first.
-        """
-        if trained := [name for name in self.stages if STAGES[name].trains_policy]:
-            raise ConfigError(
-                f"{self.path} has trained a policy ({trained[-1]}): to start another run from it, "
-                "export it, model=run.export('folder'); from its SFT model, model='RUN/sft/model'",
-            )
-        config = build(ModelConfig, self.sections()["model"], where="model")
-        return (
-            after_sft(config, self.path).model_dump()
-            if "sft" in self.stages
-            else self.sections()["model"]
-        )
 
     def sections(self) -> Json:
         """The recipe that was run here so far.
@@ -142,8 +119,8 @@ class Run:
         return f"Run({str(self.path)!r}, stages={self.stages})"
 
     def _repr_html_(self) -> str:
-        from tether.report.narrative import conclusion, loop_conclusion
-        from tether.report.reading import read_journey, read_loop
+        from tether.watch.report.narrative import conclusion, loop_conclusion
+        from tether.watch.report.reading import read_journey, read_loop
 
         verdict = (
             loop_conclusion(loop)
@@ -161,8 +138,8 @@ class Report(str):
 
     def __call__(self, *others: Run) -> Report:
         """Write the run's page, or with others one that lays all of them over each other."""
-        from tether.report.overlay import write_overlay
-        from tether.report.page import write_report
+        from tether.watch.report.overlay import write_overlay
+        from tether.watch.report.page import write_report
 
         paths = [Path(self).parent, *(other.path for other in others)]
         return Report(write_overlay(paths) if others else write_report(paths[0]))
@@ -216,7 +193,7 @@ class Policy:
 
     def chat(self) -> None:
         """Talk with it on the terminal; an empty line ends."""
-        from tether.terminal.talk import talk
+        from tether.cli.terminal.talk import talk
 
         talk(self.source, Sampling(256, 0.7, top_p=0.95))
 

@@ -6,17 +6,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tether.build.models import open_model
-from tether.build.roles import encoder_of, local_engine, new_head, new_role
 from tether.core.types import Prompt, Rollout
 from tether.data.batches import TokenBatch, make_batch
 from tether.data.formats.fields import turns
-from tether.learner.local import LocalLearner
 from tether.models.loading import LoadedModel
 from tether.models.trunk import Role
 from tether.rollout.local import LocalEngine
+from tether.runner.assembly.models import open_model
+from tether.runner.assembly.roles import encoder_of, local_engine, new_head, new_role
 from tether.settings.learner import OptimizerConfig
 from tether.settings.model import LoraConfig, ModelConfig
+from tether.stages.learner.local import LocalLearner
 
 
 class Workbench:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import inspect
 from collections.abc import Callable
@@ -23,12 +24,12 @@ from tether.cli import (
     trained,
     watch,
 )
+from tether.cli.terminal.console import log_to_terminal, print_error
 from tether.core import stopping
 from tether.core.errors import TetherError, database_fault, memory_error
 from tether.core.stopping import Interrupted, begin_program
-from tether.settings.stages import STAGES
+from tether.settings.stages import STAGES, method_stage
 from tether.settings.synonyms import COMMANDS, METHODS, SECTIONS
-from tether.terminal.console import log_to_terminal, print_error
 
 
 class _FlagsWithoutType:
@@ -68,8 +69,11 @@ class Commands(_Group):
     def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:
         word = args[0].replace("-", "_").lower() if args else ""
         name = SECTIONS.get(word, word).replace("_", "-")
-        inside = next((f"{group} {name}" for group, own in GROUPS.items() if name in own), None)
-        if name not in self.commands and (right := COMMANDS.get(name) or inside):
+        other = {one: f"{group} {one}" for group, own in GROUPS.items() for one in own} | COMMANDS
+        others = [*(other.keys() - self.commands.keys()), *self.commands]
+        near = "".join(difflib.get_close_matches(name, others, n=1))
+        own = name in self.commands or (near in self.commands and name not in other)
+        if not own and (right := other.get(name) or other.get(near)):
             ctx.fail(f"No such command {args[0]!r}. Use `tether {right}`.")
         return super().resolve_command(ctx, [name, *args[1:]] if name in self.commands else args)
 
@@ -80,7 +84,7 @@ PANELS = {
     "online-direct rounds",
     "Data": "data",
     "Preferences": "pairs prefs",
-    "Judge": "evaluate judge constitution reward-bench",
+    "Judge": "evaluate duel judge constitution reward-bench",
     "Look": "watch dashboard chat generate report export",
     "Run": "new recipes explain plan run sweep resume doctor info engine rewards",
     "Research": "prove sycophancy",
@@ -113,37 +117,32 @@ def _add(name: str, command: Callable[..., object], **words: Any) -> None:
     app.command(name, cls=_Command, rich_help_panel=PANEL_OF.get(name), **words)(command)
 
 
-for kind in STAGES.values():
-    where = (
-        f"{kind.help}. Runs the \\[{kind.name}] section of a recipe, like `tether run "
-        f"RECIPE {kind.name}`."
-    )
-    words = {"help": where, "short_help": kind.help}
-    if kind.name == "evaluate":
+for name in (*STAGES, *METHODS):
+    kind, fixed = method_stage(name)
+    made = "".join(f", with {key} = {value!r}" for key, value in fixed.items())
+    what = f"{kind.help}{f': {name.upper()}' if fixed else ''}"
+    words = {
+        "help": f"{kind.help}. Runs the \\[{kind.name}] section of a recipe{made}; or of a model and "
+        f"rows, as tether.{name} in Python.",
+        "short_help": what,
+        "hidden": name in METHODS and name not in PANEL_OF,
+    }
+    if name == "evaluate":
         words["help"] += (
             " With --suite, measures a model with evaluators (docs/trust/evaluate_suite.md)."
         )
-        _add(kind.name, evaluate.evaluate, **words)
-    else:
-        _add(kind.name.replace("_", "-"), journeys.stage(kind.name), **words)
-for method, (section, key, value) in METHODS.items():
-    where = (
-        f"{STAGES[section].help}. Runs the \\[{section}] section of a recipe with "
-        f"{key} = {value!r}."
+    _add(
+        name.replace("_", "-"),
+        evaluate.evaluate if name == "evaluate" else journeys.method_command(name),
+        **words,
     )
-    shown = {
-        "help": where,
-        "short_help": f"{STAGES[section].help}: {method.upper()}",
-        "hidden": method not in PANEL_OF,
-    }
-    _add(method.replace("_", "-"), journeys.stage(section, method), **shown)
 for name, command in (
     ("quickstart", journeys.quickstart), ("export", trained.export_result), ("prove", examine.prove_recipe),
     ("engine", trained.engine), ("rewards", trained.rewards),
     ("run", journeys.run), ("sweep", journeys.sweep), ("resume", journeys.resume), ("plan", planning.plan),
     ("generate", trained.generate), ("chat", trained.chat), ("report", examine.report), ("doctor", examine.doctor),
     ("info", examine.info), ("reward-bench", examine.reward_bench), ("sycophancy", examine.sycophancy),
-    ("judge", judge.judge_pairs), ("constitution", judge.constitution),
+    ("judge", judge.judge_pairs), ("duel", judge.duel_models), ("constitution", judge.constitution),
     ("watch", watch.watch), ("dashboard", watch.dashboard),
     ("new", recipes.new), ("recipes", recipes.list_recipes), ("explain", recipes.explain_key),
     ("lab", labs.lab),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tether.cli.options import Host, Options, Port, StoreArgument, grouped, opened
+from tether.cli.terminal.console import print_line
 from tether.core.errors import ConfigError, MissingFileError
-from tether.terminal.console import print_line
 
 if TYPE_CHECKING:
-    from tether.annotation.store import Store
+    from tether.people.annotation.store import Store
 
 WIDE = (
     "Other machines can reach this server. Everybody who can reach {where} sees the "
@@ -54,8 +55,8 @@ def invite(
     """Print a link that invites a person. The link contains a secret and is shown only once. The store
     keeps only a digest of the secret.
     """
-    from tether.annotation.server.address import Address
-    from tether.annotation.store import check_person
+    from tether.people.annotation.server.address import Address
+    from tether.people.annotation.store import check_person
     from tether.settings.reading import build
 
     place = build(Address, {"port": port, "address": address}, where="tether prefs invite")
@@ -64,7 +65,7 @@ def invite(
     print_line(f"{place.origin}/join#{secret}")
     if not address:
         print_line(
-            f"The link works while `tether prefs serve {store} --port {port}` runs.",
+            f"The link works while `tether prefs serve {shlex.quote(store)} --port {port}` runs.",
             err=True,
         )
 
@@ -143,6 +144,10 @@ class SiteOptions(Options):
             help="Number of judgments after which the page offers a pause; 0 means never.",
         ),
     ] = 50
+    quota: Annotated[
+        int,
+        typer.Option(min=0, help="Most judgments that one annotator may give; 0 means any number."),
+    ] = 0
     seed: Annotated[int, typer.Option(help="Random seed for the side of each answer.")] = 0
 
 
@@ -167,9 +172,9 @@ def serve(
     """Serve pages on which invited people judge: annotators, experts for disputed pairs, and
     administrators.
     """
-    from tether.annotation.server.address import LOOPBACK, listen
-    from tether.annotation.server.app import run_server
-    from tether.annotation.server.site import SiteConfig
+    from tether.people.annotation.server.address import LOOPBACK, listen
+    from tether.people.annotation.server.app import run_server
+    from tether.people.annotation.server.site import SiteConfig
     from tether.settings.reading import build
 
     config = build(SiteConfig, vars(site), where="tether prefs serve")
@@ -191,7 +196,7 @@ def serve(
         print_line(f"{config.origin}/join#{secret}")
     print_line(
         f"People judge at {config.origin}. Ctrl-C ends the server. To invite people: "
-        f"tether prefs invite {store} "
+        f"tether prefs invite {shlex.quote(store)} "
         f"NAME --address {config.origin}",
     )
     run_server(where, config, socket)

@@ -6,25 +6,29 @@ from typing import Annotated
 
 import typer
 
-from tether.cli.journeys import stage
+from tether.cli.journeys import method_command
 from tether.cli.options import BudgetMinutes, Output, Rows
+from tether.cli.terminal.bars import starting
+from tether.cli.terminal.console import Terminal
+from tether.cli.terminal.tables import save, show_table
 from tether.core.errors import ConfigError
-from tether.terminal.bars import starting
-from tether.terminal.console import Terminal
-from tether.terminal.tables import save, show_table
 
 
 def evaluate(
     subject: Annotated[
         str,
         typer.Argument(
-            metavar="RECIPE | MODEL",
-            help="A recipe. With --suite: a model folder, a hub id, or a run.",
+            metavar="RECIPE | RUN | MODEL",
+            help="A recipe, or a run and then its prompts. With --suite: a model folder, a hub "
+            "id, or a run.",
         ),
     ],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Overrides of the recipe."),
+        typer.Argument(
+            metavar="[PROMPTS | KEY=VALUE]...",
+            help="Prompts for a run, and overrides such as evaluate.judge.call=FILE:FUNCTION.",
+        ),
     ] = None,
     budget: BudgetMinutes = None,
     suite: Annotated[
@@ -57,7 +61,7 @@ def evaluate(
         }
         if idle := [name for name, value in options.items() if value]:
             raise ConfigError(f"--{idle[0]} has no effect without --suite. Add --suite all")
-        stage("evaluate")(subject, overrides, budget)
+        method_command("evaluate")(model=subject, words=overrides, budget=budget)
         return
     if overrides or budget is not None:
         raise ConfigError(
@@ -67,8 +71,8 @@ def evaluate(
     names = (tasks or "").replace(",", " ").split()
     files = [*(data or ()), *(f"lm_eval={task}" for task in names)]
     with starting():
-        from tether.build.evaluation.suites import evaluate_model
-        from tether.report.numbers import bracketed
+        from tether.runner.assembly.evaluation.suites import evaluate_model
+        from tether.watch.report.numbers import bracketed
 
     with Terminal(stderr=True).status("measuring"):
         report = evaluate_model(subject, suite, against=against, data=files, limit=limit)

@@ -21,15 +21,16 @@ from tether.cli.options import (
     Words,
     as_options,
     columns_of,
+    output_option,
 )
+from tether.cli.terminal.bars import bars, starting
+from tether.cli.terminal.console import Terminal, print_line
+from tether.cli.terminal.tables import save, show_table
 from tether.core.errors import ConfigError, DataError
 from tether.core.types import Facts
-from tether.terminal.bars import bars, starting
-from tether.terminal.console import Terminal, print_line
-from tether.terminal.tables import save, show_table
 
 if TYPE_CHECKING:
-    from tether.monitoring.doctor import Result
+    from tether.watch.monitoring.doctor import Result
 
 COLOURS = {"error": "bold red", "warning": "yellow", "healthy": "green", "unknown": "dim"}
 """By kind of result, in the order of the table."""
@@ -62,7 +63,7 @@ def inspect(
 
 def info() -> None:
     """Report how tether uses this machine: device, dtype, threads, kernels, sandbox."""
-    from tether.tools.machine import machine_facts
+    from tether.cli.tools.machine import machine_facts
 
     show_table(Terminal(), "this machine", machine_facts())
 
@@ -74,11 +75,8 @@ def report(
     ],
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            dir_okay=False,
-            help="File to write; default: report.html in the run. For several runs: "
+        output_option(
+            "File to write; default: report.html in the run. For several runs: "
             "comparison.html in the first.",
         ),
     ] = None,
@@ -87,9 +85,9 @@ def report(
     of several.
     """
     from tether.core.rundir import SWEEP
-    from tether.report.about import anchor
-    from tether.report.overlay import write_overlay
-    from tether.report.page import whole_run, write_report
+    from tether.watch.report.about import anchor
+    from tether.watch.report.overlay import write_overlay
+    from tether.watch.report.page import whole_run, write_report
 
     if len(directories) > 1:
         print_line(str(write_overlay(directories, output)))
@@ -117,10 +115,10 @@ def doctor(
     reward ... If there is an error, the exit code is 2.
     """
     with starting():
-        from tether.monitoring.doctor import Finding
+        from tether.cli.tools.doctor import examine_recipe
+        from tether.cli.tools.doctor_run import examine_run
         from tether.settings.recipe import read_recipe
-        from tether.tools.doctor import examine_recipe
-        from tether.tools.doctor_run import examine_run
+        from tether.watch.monitoring.doctor import Finding
 
     is_run = Path(subject).is_dir()
     if is_run and overrides:
@@ -148,7 +146,7 @@ def findings_table(results: Mapping[str, Sequence[Result]], everything: bool = T
     """The verdict as title, findings with their advice, and with `everything` what is healthy or
     could not be examined.
     """
-    from tether.monitoring.doctor import Finding, Healthy
+    from tether.watch.monitoring.doctor import Finding, Healthy
 
     rows = []
     for stage, result in (
@@ -204,9 +202,9 @@ def prove_recipe(
     """Run a stage twice, once interrupted, and compare weights and records bit for bit. If they
     differ, the exit code is 1.
     """
-    from tether.core.locks import temporary_folder
+    from tether.cli.tools.prove import CUTS, prove
+    from tether.core.keeping import temporary_folder
     from tether.settings.recipe import read_recipe
-    from tether.tools.prove import CUTS, prove
 
     chosen = [word for word in words or [] if "=" not in word]
     config = read_recipe(recipe, [word for word in words or [] if "=" in word])
@@ -259,8 +257,9 @@ def reward_bench(
     """Test a reward model on comparisons: accuracy by slice, calibration, and the accuracy of
     length alone.
     """
-    from tether.report.numbers import listing
-    from tether.tools.reward_bench import bench_rewards
+    from tether.cli.tools.reward_bench import bench_rewards
+    from tether.watch.report.doubts import length_warning
+    from tether.watch.report.numbers import listing
 
     console = Terminal()
     with bars(console) as announce:
@@ -277,6 +276,8 @@ def reward_bench(
         slices = {f"{row['kind']}: {row['name']}": row["accuracy"] for row in result["slices"]}
         show_table(console, name, listing({**result, **slices}))
         console.print(_seen(result), highlight=False)
+        point = length_warning("bench", name, result)
+        console.print(point, highlight=False, markup=False, end="\n" * bool(point))
     save(console, output, results)
 
 
@@ -329,13 +330,13 @@ def sycophancy(
     """Test whether answers depend on who asks: the same questions with opposite premises about the
     asker.
     """
-    from tether.build.data.prompts import usable_premises
-    from tether.build.roles import encoder_of, load_policy, local_engine
     from tether.data.sources import Quarantine
     from tether.evaluation.suite import MeasuredPolicy
     from tether.evaluation.sycophancy import Sycophancy, read_premise_pairs
-    from tether.report.numbers import listing
+    from tether.runner.assembly.data.prompts import usable_premises
+    from tether.runner.assembly.roles import encoder_of, load_policy, local_engine
     from tether.settings.evaluation import premise_files
+    from tether.watch.report.numbers import listing
 
     if first is not None and second is None:
         raise ConfigError(

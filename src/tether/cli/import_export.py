@@ -24,12 +24,12 @@ from tether.cli.options import (
     grouped,
     opened,
 )
+from tether.cli.terminal.console import Terminal, print_line
+from tether.cli.terminal.tables import show_table
 from tether.core.errors import ConfigError, DataError
-from tether.terminal.console import Terminal, print_line
-from tether.terminal.tables import show_table
 
 if TYPE_CHECKING:
-    from tether.annotation.store import Store
+    from tether.people.annotation.store import Store
 
 Record = TypeVar("Record")
 IMPORTED = {
@@ -144,9 +144,9 @@ def import_into(
     """Import comparisons with their judgments, or answers, into a store. Creates the store if there
     is none.
     """
-    from tether.annotation.answers import import_answers, read_answers
-    from tether.annotation.importing import import_cases, read_cases
     from tether.data.sources import Quarantine
+    from tether.people.annotation.answers import import_answers, read_answers
+    from tether.people.annotation.importing import import_cases, read_cases
 
     quarantine = Quarantine()
     answers = _holds_answers(files, format)
@@ -194,7 +194,7 @@ def _holds_answers(files: list[str], format: str) -> bool:
     Raises:
         ConfigError: there are both.
     """
-    from tether.annotation.importing import format_of
+    from tether.people.annotation.importing import format_of
 
     layouts = {format_of(file) if format == "auto" else format for file in files}
     if "answers" in layouts and len(layouts) > 1:
@@ -263,13 +263,18 @@ def export_from(
     """Write judged pairs as comparisons with every vote, or as tasks for other tools. Comments and
     secrets stay in the store.
     """
-    from tether.annotation.exporting import export_labels
-    from tether.annotation.label_studio import CONFIG
+    from tether.core.keeping import write_whole
+    from tether.people.annotation.exporting import WHO_TAKES, export_labels, kept_back
+    from tether.people.annotation.label_studio import CONFIG
 
     which = {"round": round, "names": names, "unfinished": unfinished, "least": least}
-    count = export_labels(opened(store), file, format, how=how, **which)  # type: ignore[arg-type]
-    print_line(f"{count:,} rows in {file}")
+    where = opened(store)
+    count = export_labels(where, file, format, how=how, **which)  # type: ignore[arg-type]
+    others = kept_back(where, count, format, **which)  # type: ignore[arg-type]
+    print_line(f"{count:,} rows in {file}, of {count + sum(others.values()):,} pairs")
+    rows = ((why, f"{number:,}", WHO_TAKES[why]) for why, number in others.items())
+    show_table(Terminal(), "", rows, ("left out", "pairs", ""))
     if format == "label-studio":
         interface = file.with_suffix(".xml")
-        interface.write_text(CONFIG, encoding="utf-8")
+        write_whole(interface, CONFIG.encode())
         print_line(f"The labelling interface for these tasks is in {interface}")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,15 +17,23 @@ from tether.cli.options import (
     On,
     Overrides,
     RecipeArgument,
+    RecipeOrModel,
+    Reward,
+    RowsAndKeys,
+    RunFolder,
     SweptWords,
     Words,
+    WrittenRecipe,
+    grouped,
 )
+from tether.cli.recipes import write_recipe
+from tether.cli.terminal.bars import FINISHED, bars, starting
+from tether.cli.terminal.console import Terminal, print_line
+from tether.cli.terminal.tables import point_to, show_table
 from tether.core.errors import ConfigError, RunError, memory_error
-from tether.settings.stages import STAGES
+from tether.settings.reading import as_toml, is_override, packaged_recipes
+from tether.settings.stages import STAGES, by_place, method_stage
 from tether.settings.synonyms import METHODS
-from tether.terminal.bars import FINISHED, bars, starting
-from tether.terminal.console import Terminal, print_line
-from tether.terminal.tables import point_to, show_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -77,17 +87,62 @@ def _timed(overrides: Sequence[str] | None, budget: float | None) -> list[str]:
     return [*(overrides or ()), *([] if budget is None else [f"budget={budget:g}"])]
 
 
-def stage(section: str, method: str = "") -> Callable[[str, list[str] | None, float | None], None]:
-    """The command of one of them; of a method, that sets what makes the stage this method."""
+def method_command(name: str) -> Callable[..., None]:
+    """The command of a method: of a recipe it runs one section; of a model and rows it makes the
+    recipe, as the function of that name does in Python.
+    """
+    section = method_stage(name)[0].name
 
     def command(
-        recipe: RecipeArgument,
-        overrides: Overrides = None,
+        model: RecipeOrModel,
+        words: RowsAndKeys = None,
+        *,
+        reward: Reward = None,
+        run: RunFolder = None,
+        recipe: WrittenRecipe = None,
         budget: BudgetMinutes = None,
+        dry_run: DryRun = False,
     ) -> None:
-        _run(recipe, [section, *_timed(overrides, budget)], method)
+        given = [*_timed(words, budget), *([f"run={run}"] if run else [])]
+        rows = [word for word in given if not is_override(word)]
+        if model.endswith(".toml") or model in packaged_recipes() or not rows:
+            if idle := [key for key, value in (("reward", reward), ("recipe", recipe)) if value]:
+                raise ConfigError(
+                    f"--{idle[0]} belongs to a model and its rows: tether {name} MODEL ROWS. "
+                    f"Change {model} itself",
+                )
+            _run(model, [section, *given], name if name in METHODS else "", dry_run=dry_run)
+            return
+        began = time.monotonic()
+        folders = [word for word in given if word.startswith("run=")]
+        with starting():
+            from tether.runner.assembly.data.sources import check_sources
+            from tether.runner.call import recipe_of
 
-    return command
+            config = recipe_of(
+                name,
+                model,
+                rows[0] if len(rows) == 1 else rows,
+                reward,
+                run=folders[-1].removeprefix("run=") if folders else None,
+                overrides=[word for word in given if word not in (*rows, *folders)],
+                where=f"tether {name}",
+            )
+            check_sources(config)
+        if recipe is not None:
+            write_recipe(recipe, as_toml(config), section)
+            return
+        print_line(f"# --recipe FILE writes this recipe\n{as_toml(config)}")
+        scored = ["--reward", reward] if reward else []
+        _begin(config, [section], [name, model, *given, *scored], began, dry_run=dry_run)
+
+    taken = grouped(command)
+    if "reward" not in by_place(name):
+        shown = [
+            one for one in inspect.signature(taken).parameters.values() if one.name != "reward"
+        ]
+        taken.__signature__ = inspect.Signature(shown)
+    return taken
 
 
 def run(
@@ -138,13 +193,12 @@ def sweep(
     """
     with starting():
         from tether.settings.recipe import read_recipe
-        from tether.settings.section import TimedSection
         from tether.settings.sweep import sweep_overrides
 
         given = sweep_overrides(words or ())
         plain = read_recipe(recipe, [word for word in given if "=" in word])
         timed = [name for name in plain.policies if name in STAGES]
-        timed = [name for name in timed if isinstance(plain.section(name), TimedSection)]
+        timed = [name for name in timed if "budget" in type(plain.section(name)).model_fields]
         if budget is not None and not timed:
             raise ConfigError(
                 f"--budget limits the training of each policy, and {recipe} trains "
@@ -177,7 +231,7 @@ def _run(
 ) -> None:
     began = time.monotonic()
     with starting():
-        from tether.build.data.sources import check_sources
+        from tether.runner.assembly.data.sources import check_sources
         from tether.settings.recipe import read_recipe
 
         names = [word for word in words if "=" not in word]
@@ -191,19 +245,33 @@ def _run(
                 "Add one, such as [sft].",
             )
         check_sources(config)
-    if dry_run:
-        from tether.runner.run import check_all
+    given = ["run", recipe, *names, *overrides]
+    _begin(config, chosen, given, began, dry_run=dry_run, at_once=at_once)
 
-        check_all(config, chosen)
+
+def _begin(
+    config: BaseRecipe,
+    chosen: list[str],
+    given: Sequence[str],
+    began: float,
+    *,
+    dry_run: bool = False,
+    at_once: int = 1,
+) -> None:
+    """Run stages here, or where the recipe says; `given` are the words of the command."""
+    if dry_run:
+        from tether.runner.prepare import prepare
+
+        prepare(config, chosen)
         show_jobs(Terminal(), config, chosen)
         return
     if config.on in ("local", "ray"):
-        _stages(config, chosen, began, [recipe, *overrides], at_once)
+        _stages(config, chosen, began, given, at_once)
         return
-    from tether.build.launching import submit
+    from tether.runner.assembly.launching import submit
 
-    there = str(Path(recipe).resolve()) if Path(recipe).is_file() else recipe
-    command = ["run", there, *names, *(word for word in overrides if not word.startswith("on="))]
+    command = [str(Path(word).resolve()) if word.endswith(".toml") else word for word in given]
+    command = [word for word in command if not word.startswith("on=")]
     run, ranks, device = Path(config.run), config.learner.ranks, config.model.device
     raise typer.Exit(submit(config.on, run, ranks, device, command))
 
@@ -259,12 +327,13 @@ def _stages(
     at_once: int = 1,
 ) -> None:
     """Train the chosen stages, and show what became of them and what may come next."""
-    from tether.methods.pairs import WaitingError
+    from tether.cli.terminal.price import announce_price
+    from tether.cli.terminal.results import show_next, show_run, show_stage, show_sweep, to_judge
     from tether.runner.jobs import expand
+    from tether.runner.methods.pairs import WaitingError
     from tether.runner.ranks.start import is_other
     from tether.runner.run import run_recipe
     from tether.runner.start import start_run
-    from tether.terminal.results import show_next, show_run, show_stage, show_sweep, to_judge
 
     if is_other():
         run_recipe(config, chosen)
@@ -280,7 +349,14 @@ def _stages(
         console.print("The times below are for one combination.", highlight=False)
     try:
         with bars(console, names=config.titles) as announce:
-            results, page = start_run(config, chosen, announce, began=began, at_once=at_once)
+            results, page = start_run(
+                config,
+                chosen,
+                announce,
+                began=began,
+                at_once=at_once,
+                checked=partial(announce_price, config, chosen, announce),
+            )
     except WaitingError as waiting:
         console.print(str(waiting), markup=False, highlight=False, soft_wrap=True)
         return
@@ -298,18 +374,21 @@ def _stages(
     else:
         last = [name for name in chosen if config.kind(name).answers][-1:]
         for name in chosen:
-            how = to_judge(root, given) if [name] == last else ""
+            how = to_judge(root) if [name] == last else ""
             show_stage(console, root / name, results[name], how)
     point_to(console, "Report", page)
     waiting = [name for name in left if name not in chosen]
-    again = ["tether", "run", given[0], waiting[0], *given[1:]] if given and waiting else []
+    again = []
+    if waiting and given[:1] == ["run"]:
+        words = [word for word in given[2:] if "=" in word]
+        again = ["tether", "run", given[1], waiting[0], *words]
     show_next(console, root, chosen, again)
 
 
 def _smaller(config: BaseRecipe, chosen: list[str]) -> str:
     """Changes that would lower the peak of these stages most, by the planner."""
-    from tether.planning.devices import machine_for
-    from tether.planning.plan import plan as make
+    from tether.runner.planning.devices import machine_for
+    from tether.runner.planning.plan import plan as make
 
     alone = config.model_copy(update={name: None for name in STAGES if name not in chosen})
     made = make(alone, machine_for(config.model.device), advise=True)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tether.cli import options
+from tether.cli.terminal.bars import bars
+from tether.cli.terminal.console import Terminal
+from tether.cli.terminal.tables import point_to, save, show_table
 from tether.core.errors import ConfigError, DataError
-from tether.terminal.bars import bars
-from tether.terminal.console import Terminal
-from tether.terminal.tables import point_to, save, show_table
 
 if TYPE_CHECKING:
     from tether.core.protocols import ChatModel
@@ -20,36 +20,20 @@ if TYPE_CHECKING:
     from tether.judges.pairwise import PairJudge
 
 
-@dataclass(frozen=True, kw_only=True)
-class DuelOptions(options.Options):
-    """Two models against each other on the same prompts."""
+Rubric = Annotated[
+    str,
+    typer.Option(
+        help="Criterion of the judge: helpful, harmless, a text file, or a .toml file of principles.",
+    ),
+]
+Report = Annotated[Path | None, typer.Option(help="Write the figures as JSON here.")]
 
-    prompts: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Compare two models on these prompts: tether judge A "
-            "B --prompts FILE --judge MODEL.",
-        ),
-    ] = None
-    judge: Annotated[
-        str | None,
-        typer.Option(help="With --prompts: the model that judges, named like MODEL."),
-    ] = None
-    max_new_tokens: Annotated[
-        int,
-        typer.Option(min=1, help="With --prompts: maximum length of an answer, in tokens."),
-    ] = 512
-    answer_temperature: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            help="With --prompts: sampling temperature of both models; 0 is greedy.",
-        ),
-    ] = 0.7
-    page: Annotated[
-        Path | None,
-        typer.Option(help="With --prompts: write a page of figures and answers here."),
-    ] = None
+
+@dataclass(frozen=True, kw_only=True)
+class DuelOptions(options.SamplingOptions):
+    """Sampling of the answers that are compared."""
+
+    max_new_tokens: options.MaxNewTokens = 512
     seed: options.Seed = 0
 
 
@@ -57,25 +41,14 @@ class DuelOptions(options.Options):
 class JudgingOptions(options.Options):
     """Comparisons that are judged, and what is written of them."""
 
-    rubric: Annotated[
-        str,
-        typer.Option(
-            help="Criterion of the judge: helpful, harmless, a text file, or a .toml "
-            "file of principles.",
-        ),
-    ] = "helpful"
+    rubric: Rubric = "helpful"
     format: options.Format = "auto"
     limit: options.Pairs = None
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            dir_okay=False,
-            help="Write the soft labels here, as JSON lines.",
-        ),
+        options.output_option("Write the soft labels here, as JSON lines."),
     ] = None
-    report: Annotated[Path | None, typer.Option(help="Write the figures as JSON here.")] = None
+    report: Report = None
     temperature: Annotated[
         float,
         typer.Option(
@@ -89,8 +62,8 @@ def _opened(model: str, asking: options.AskingOptions, reasoning_tokens: int = 0
     """A model in this process, or with an address the one of that name there; its answers are
     remembered.
     """
-    from tether.build.judges import chat_model
     from tether.models.packaged import cache_folder
+    from tether.runner.assembly.judges import chat_model
     from tether.settings.judges import JudgeServerConfig
     from tether.settings.reading import build
 
@@ -111,32 +84,23 @@ def judge_pairs(
     model: options.Asked,
     files: Annotated[
         list[str],
-        typer.Argument(
-            help="Comparisons, in any format that tether reads. With --prompts: the second model.",
-        ),
+        typer.Argument(help="Comparisons, in any format that tether reads."),
     ],
     *,
-    against: DuelOptions,
     judging: JudgingOptions,
     asking: options.AskingOptions,
 ) -> None:
-    """Let a language model label comparisons, and measure its agreement with people. Or compare two
-    models (A B --prompts FILE).
-    """
+    """Let a language model label comparisons, and measure its agreement with people."""
+    from tether.cli.terminal.results import show_agreement, show_usage
     from tether.data.rows import write_rows
     from tether.judges.constitution import read_rubric
     from tether.judges.pairwise import PairJudge
-    from tether.methods.judge_agreement import judge_files
-    from tether.terminal.results import show_agreement, show_usage
+    from tether.runner.methods.judge_agreement import judge_files
 
     console = Terminal()
     words = read_rubric(judging.rubric)
-    _check_duel(against, judging, files)
-    chat = _opened(against.judge or model, asking, asking.reasoning_tokens)
+    chat = _opened(model, asking, asking.reasoning_tokens)
     pair_judge = PairJudge(chat, words, temperature=judging.temperature)
-    if against.prompts:
-        _compare((model, files[0]), against.prompts, pair_judge, against, judging)
-        return
     with bars(console) as announce:
         labels, results = judge_files(
             pair_judge,
@@ -157,61 +121,72 @@ def judge_pairs(
         point_to(console, f"{len(labels):,} labels", judging.output)
 
 
-def _check_duel(against: DuelOptions, judging: JudgingOptions, files: list[str]) -> None:
-    prompts, judge = against.prompts, against.judge
-    if prompts and (judge is None or len(files) != 1):
-        raise ConfigError(
-            "to compare two models, give two models and a judge: tether judge A B "
-            "--prompts FILE --judge MODEL",
-        )
-    if judge is not None and not prompts:
-        raise ConfigError("--judge belongs to the comparison of two models: give --prompts too")
-    if prompts and judging.format != "auto":
-        raise ConfigError("--format has no effect with --prompts")
-    usual = vars(DuelOptions())
-    idle = [name for name, value in vars(against).items() if value != usual[name]]
-    if idle and not prompts:
-        raise ConfigError(f"--{idle[0].replace('_', '-')} has no effect without --prompts")
-
-
-def _compare(
-    models: tuple[str, str],
-    files: list[str],
-    judge: PairJudge,
-    against: DuelOptions,
-    judging: JudgingOptions,
+@options.grouped
+def duel_models(
+    models: Annotated[list[str], typer.Argument(help="Two or more, each a folder, hub id or run.")],
+    *,
+    prompts: Annotated[
+        list[str],
+        typer.Option(help="Prompts that all models answer, in any format; may be repeated."),
+    ],
+    judge: Annotated[
+        str,
+        typer.Option(help="The model that judges. With --url: its name on the server."),
+    ],
+    rubric: Rubric = "helpful",
+    answers: DuelOptions,
+    limit: options.Rows = None,
+    output: Annotated[
+        Path | None,
+        options.output_option("Write all pairs of answers here, as comparisons in JSON lines."),
+    ] = None,
+    report: Report = None,
+    page: Annotated[
+        Path | None,
+        typer.Option(help="Write a page of figures and answers here."),
+    ] = None,
+    asking: options.AskingOptions,
 ) -> None:
-    """Two models against each other, as tables, as JSON in `report` and with all answers as JSON
-    lines in `output`.
-    """
-    from tether.core.rundir import write_jsonl
+    """Let models answer the same prompts, and a judge compare any two of them."""
+    from tether.cli.terminal.results import show_usage
+    from tether.cli.tools.duel import duel, read_prompts
     from tether.core.types import Sampling
-    from tether.report.duel import COLUMNS, fact_rows, result_rows, write_duel
-    from tether.terminal.results import show_usage
-    from tether.tools.duel import duel, read_prompts
+    from tether.data.rows import write_rows
+    from tether.judges.constitution import read_rubric
+    from tether.judges.pairwise import PairJudge
+    from tether.watch.report.duel import PLACES, fact_rows, place_rows, result_table, write_duel
 
+    if not 1 < len(models) == len(set(models)):
+        raise ConfigError(f"a duel needs two or more different models: {', '.join(models)}")
     console = Terminal()
-    prompts, left_out = read_prompts(files, judging.limit)
-    sampling = Sampling(against.max_new_tokens, against.answer_temperature)
+    words = read_rubric(rubric)
+    questions, left_out = read_prompts(prompts, limit)
+    pair_judge = PairJudge(_opened(judge, asking, asking.reasoning_tokens), words)
+    sampling = Sampling(answers.max_new_tokens, answers.temperature, top_p=answers.top_p)
     with bars(console) as announce:
-        figures, rows = duel(models, prompts, judge, sampling, seed=against.seed, announce=announce)
-    title = f"{models[0]} against {models[1]}, judged by {judge.name}"
-    show_table(console, title, result_rows(figures), COLUMNS)
-    repeated = (
-        [("repeated prompts, asked once", f"{count:,}")]
-        if (count := left_out["repeated_prompts"])
-        else []
-    )
-    show_table(console, "", [*fact_rows(figures), *repeated])
-    usage = dict(judge.model.usage())
+        figures, rows = duel(
+            models,
+            questions,
+            pair_judge,
+            sampling,
+            seed=answers.seed,
+            announce=announce,
+        )
+    columns, wins = result_table(figures)
+    show_table(console, f"{' against '.join(models)}, judged by {pair_judge.name}", wins, columns)
+    show_table(console, "", place_rows(figures), PLACES)
+    repeated = left_out["repeated_prompts"]
+    asked_once = [("repeated prompts, asked once", f"{repeated:,}")] if repeated else []
+    show_table(console, "", [*fact_rows(figures), *asked_once])
+    usage = dict(pair_judge.model.usage())
     show_usage(console, usage)
-    save(console, judging.report, {**figures, **left_out, "usage": usage})
-    if judging.output:
-        write_jsonl(judging.output, rows)
-        point_to(console, f"{len(rows):,} pairs of answers", judging.output)
-    if against.page:
-        write_duel(against.page, figures, rows)
-        point_to(console, "Page", against.page)
+    save(console, report, {**figures, **left_out, "usage": usage})
+    if output:
+        write_rows(output, rows)
+        point_to(console, f"{len(rows):,} pairs of answers", output)
+    if page:
+        write_duel(page, figures, rows)
+        point_to(console, "Page", page)
 
 
 @options.grouped
@@ -220,12 +195,7 @@ def constitution(
     prompts: Annotated[str, typer.Argument(help="Prompts, in any format that tether reads.")],
     output: Annotated[
         Path,
-        typer.Option(
-            "--output",
-            "-o",
-            dir_okay=False,
-            help="Write demonstrations here, as JSON lines.",
-        ),
+        options.output_option("Write demonstrations here, as JSON lines."),
     ],
     *,
     principles: Annotated[str, typer.Option(help="A .toml file of principles.")] = "constitution",
@@ -245,12 +215,12 @@ def constitution(
     """Let a model criticise and rewrite its answers by principles (Constitutional AI), and write the
     results as demonstrations.
     """
+    from tether.cli.terminal.results import counted, show_usage
     from tether.core.types import Prompt, Sampling
     from tether.data.rows import write_rows
     from tether.data.sources import read
     from tether.judges.constitution import read_constitution, revise, sampled_pairs
     from tether.judges.pairwise import PairJudge, Reasoning
-    from tether.terminal.results import counted, show_usage
 
     if asking.reasoning_tokens and comparisons is None:
         raise ConfigError("--reasoning-tokens has no effect without --comparisons")
@@ -300,8 +270,8 @@ def _labelled(
     pairs: list[Comparison],
 ) -> tuple[list[Comparison], list[tuple[str, str]]]:
     """The pairs with the judge's labels, and rows of a table about the judgments."""
-    from tether.methods.judge_agreement import judged_pairs, reasons
-    from tether.terminal.results import counted
+    from tether.cli.terminal.results import counted
+    from tether.runner.methods.judge_agreement import judged_pairs, reasons
 
     with bars(Terminal()) as announce:
         judgments = judged_pairs(judge, pairs, announce("compare"))

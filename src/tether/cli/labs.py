@@ -12,11 +12,11 @@ from typing import Annotated
 
 import typer
 
+from tether.cli.terminal.console import Terminal, print_line
+from tether.cli.terminal.tables import show_table
 from tether.core.errors import ConfigError
-from tether.terminal.console import Terminal, print_line
-from tether.terminal.tables import show_table
 
-LABS = Path(__file__).resolve().parent.parent / "labs"
+LABS = Path(__file__).resolve().parent.parent / "api" / "labs"
 """The folder `labs` of a clone, and its copy in an installed package."""
 
 

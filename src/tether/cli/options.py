@@ -11,13 +11,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_type_hints
 
 import typer
+from typer.models import OptionInfo
 
 from tether.core.errors import ConfigError, DataError, MissingFileError
 from tether.core.types import Json
 from tether.settings.stages import STAGES
 
 if TYPE_CHECKING:
-    from tether.annotation.store import Store
+    from tether.people.annotation.store import Store
+
+
+def output_option(text: str) -> OptionInfo:
+    """The option of a file that a command writes."""
+    return typer.Option("--output", "-o", dir_okay=False, help=text)
 
 
 def complete_recipe(incomplete: str) -> list[str]:
@@ -40,6 +46,35 @@ RecipeArgument = Annotated[
         help="A recipe: a .toml file, or a name from `tether recipes`.",
         autocompletion=complete_recipe,
     ),
+]
+RecipeOrModel = Annotated[
+    str,
+    typer.Argument(
+        metavar="RECIPE | MODEL",
+        help="A recipe: a .toml file, or a name from `tether recipes`. Or a model and then its "
+        "rows: a hub id, a folder, tiny (a random model), or a run.",
+        autocompletion=complete_recipe,
+    ),
+]
+RowsAndKeys = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[ROWS | KEY=VALUE]...",
+        help="For a model: a file of rows, or a data set of the hub. Overrides such as "
+        "ppo.kl.coefficient=0.1.",
+    ),
+]
+Reward = Annotated[
+    str | None,
+    typer.Option(
+        help="What scores answers: FILE:FUNCTION, a run with a reward model, a classifier, or "
+        "random.",
+    ),
+]
+RunFolder = Annotated[str | None, typer.Option("--run", help="The run directory, as run=PATH.")]
+WrittenRecipe = Annotated[
+    Path | None,
+    typer.Option("--recipe", help="Write the recipe of MODEL and ROWS here, and do not train."),
 ]
 Words = Annotated[
     list[str] | None,
@@ -123,12 +158,7 @@ Rows = Annotated[int | None, typer.Option(min=1, help="Read only this many rows 
 Pairs = Annotated[int | None, typer.Option(min=1, help="Read only this many pairs of each file.")]
 Output = Annotated[
     Path | None,
-    typer.Option(
-        "--output",
-        "-o",
-        dir_okay=False,
-        help="Write all results to this file, as JSON.",
-    ),
+    output_option("Write all results to this file, as JSON."),
 ]
 MaxNewTokens = Annotated[int, typer.Option(min=1, help="Maximum length of an answer, in tokens.")]
 Temperature = Annotated[
@@ -309,7 +339,7 @@ def opened(where: str, *, new: bool = False, round: str | None = None) -> Store:
     """The store there, with this round; MissingFileError where there is none and it shall not be
     made.
     """
-    from tether.annotation.store import Store
+    from tether.people.annotation.store import Store
 
     if not new and "://" not in where and not Path(where).is_file():
         raise MissingFileError(

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tether.cli.journeys import show_jobs
 from tether.cli.options import Overrides, RecipeArgument
-from tether.terminal.bars import starting
-from tether.terminal.console import Terminal
-from tether.terminal.tables import show_table
+from tether.cli.terminal.bars import starting
+from tether.cli.terminal.console import Terminal
+from tether.cli.terminal.tables import show_table
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tether.planning.phases import Phase, StagePlan
-    from tether.planning.plan import Plan
-    from tether.planning.speeds import RowSizes
+    from tether.runner.planning.phases import Phase, StagePlan
+    from tether.runner.planning.plan import Plan
     from tether.settings.recipe import BaseRecipe
 
 
@@ -55,18 +53,18 @@ def plan(
     (exit code 1).
     """
     with starting():
-        from tether.build.data.sources import check_sources
-        from tether.planning import devices
-        from tether.planning import plan as planner
-        from tether.planning.sizes import row_sizes
+        from tether.runner.assembly.data.sources import check_sources
         from tether.runner.by_device import sized
-        from tether.runner.run import check_all
+        from tether.runner.planning import devices
+        from tether.runner.planning import plan as planner
+        from tether.runner.planning.sizes import row_sizes
+        from tether.runner.prepare import prepare
         from tether.settings.recipe import read_recipe
 
         config = read_recipe(recipe, overrides or ())
         check_sources(config)
         if (gpu or gpu_memory or shape) is None and config.on == "local":
-            check_all(config, config.stages, folders=False)
+            prepare(config, starting=False)
     console = Terminal()
     show_jobs(console, config)
     device = (
@@ -79,23 +77,18 @@ def plan(
     if device.gpu:
         config = sized(config, config.stages, device, sizes, shape=shape, prompt_tokens=usual)
     made = planner.plan(config, device, shape=shape, prompt_tokens=usual, sizes=sizes)
-    _show_plan(console, config, made, sizes)
+    _show_plan(console, config, made)
     _print_verdict(console, made)
     if not made.fits:
         raise SystemExit(1)
 
 
-def _show_plan(
-    console: Console,
-    config: BaseRecipe,
-    made: Plan,
-    sizes: Mapping[str, RowSizes],
-) -> None:
+def _show_plan(console: Console, config: BaseRecipe, made: Plan) -> None:
     """Show memory and seconds of each phase, and the time of the whole recipe."""
-    from tether.methods.overlaps import overlap_of
-    from tether.planning import devices
-    from tether.planning.price import CLOSING, costs
-    from tether.planning.shares import Price, budget_lines
+    from tether.cli.terminal.price import price_lines
+    from tether.runner.jobs import expand
+    from tether.runner.methods.overlaps import overlap_of
+    from tether.runner.planning import devices
 
     device = made.device
     unit, word = (1e9, "billion") if made.parameters >= 1e8 else (1e6, "million")
@@ -107,11 +100,11 @@ def _show_plan(
         rows,
         ("stage", "learning\nrate", "phase", "GB", "most of it", "s/update"),
     )
-    price = Price(costs(config, made, sizes), CLOSING * device.dispatch)
-    for line in (*price.lines(), *budget_lines(config, price)):
+    for line in price_lines(config, made):
         console.print(line, highlight=False, markup=False)
-    if shared := overlap_of(config):
-        console.print(shared, highlight=False, markup=False)
+    for job in expand(config):
+        if job.kind.makes == "verdict" and job.round in (None, 1) and (shared := overlap_of(job)):
+            console.print(shared, highlight=False, markup=False)
     if device.gpu:
         shares = (
             f"{devices.EFFICIENCY} of the peak speed and {devices.DECODING_EFFICIENCY} "

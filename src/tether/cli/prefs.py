@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,18 +14,18 @@ from rich.markup import escape
 from tether.cli.annotators import guidelines, invite, lock_out, serve
 from tether.cli.import_export import export_from, import_into
 from tether.cli.options import (
-    Names,
     Options,
     Output,
     Round,
     StoreArgument,
     grouped,
     opened,
+    output_option,
 )
+from tether.cli.terminal.console import Terminal, print_line
+from tether.cli.terminal.tables import save, show_table
 from tether.core.errors import DataError
 from tether.core.types import Json
-from tether.terminal.console import Terminal, print_line
-from tether.terminal.tables import save, show_table
 
 STRATEGIES = (
     "Rule for choosing pairs: random, uncertain, information, disagreement, "
@@ -34,7 +35,7 @@ STRATEGIES = (
 
 def stats(store: StoreArgument) -> None:
     """Count judged and waiting pairs, and the judgments of each person."""
-    from tether.annotation.exchange import workload
+    from tether.people.annotation.exchange import workload
 
     where = opened(store)
     counts = [
@@ -47,13 +48,21 @@ def stats(store: StoreArgument) -> None:
     ]
     show_table(Terminal(), "", people, ("annotator", "role", "judged", "median seconds", "access"))
     if not where.counts()["judgments"]:
-        print_line(f"There are no judgments yet. `tether prefs serve {store}` lets people judge.")
+        print_line(
+            f"There are no judgments yet. `tether prefs serve {shlex.quote(store)}` lets people judge.",
+        )
 
 
 def agree(
     store: StoreArgument,
     round: Round = None,
-    names: Names = False,
+    names: Annotated[
+        bool,
+        typer.Option(
+            "--names",
+            help="Show names with --output, too, instead of annotator-1, annotator-2 ...",
+        ),
+    ] = False,
     windows: Annotated[
         int,
         typer.Option(min=0, help="Measure agreement over time, too, in this many parts."),
@@ -65,15 +74,19 @@ def agree(
     """
     from dataclasses import asdict
 
-    from tether.annotation.exchange import gold_answers, votes
-    from tether.labels.agreement import agreement_report
-    from tether.labels.quality import annotator_quality, suspicious
+    from tether.people.annotation.exchange import gold_answers, votes
+    from tether.people.labels.agreement import agreement_report
+    from tether.people.labels.quality import annotator_quality, suspicious
 
     console, where = Terminal(), opened(store, round=round)
+    names = names or output is None  # who reads the screen has the store; a file goes on to others
     cast = list(votes(where, round=round, names=names))
     with_gold = list(votes(where, round=round, names=names, gold=True))
     if not with_gold:
-        raise DataError(f"{store}: nobody has judged any of these pairs yet")
+        raise DataError(
+            f"{store}: no annotator has judged any of these pairs yet, and agreement leaves "
+            "experts' judgments out",
+        )
     report, gold = agreement_report(cast, windows=windows), gold_answers(where)
     quality, suspects = annotator_quality(with_gold, gold=gold), suspicious(with_gold, gold=gold)
     counts = (
@@ -171,8 +184,8 @@ def _ask(
     seed: Annotated[int, typer.Option(help="Random seed for the choice of pairs.")] = 0,
 ) -> None:
     """Choose pairs of answers in the store for people to judge. No pair is chosen twice."""
-    from tether.annotation.answers import ask_pairs
-    from tether.labels.pairs import PairsConfig
+    from tether.people.annotation.answers import ask_pairs
+    from tether.people.labels.pairs import PairsConfig
     from tether.settings.reading import build
 
     config = build(PairsConfig, {**vars(pairs), "seed": seed}, where="tether prefs ask")
@@ -201,7 +214,7 @@ def _escalate(
     round: Round = None,
 ) -> None:
     """Send judged pairs with too little agreement to the experts."""
-    from tether.annotation.rankings import escalate
+    from tether.people.annotation.rankings import escalate
 
     sent = escalate(opened(store, round=round), below, how, round=round)  # type: ignore[arg-type]
     print_line(f"{sent:,} pairs wait for an expert now")
@@ -212,17 +225,14 @@ def rank(
     round: Round = None,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            dir_okay=False,
-            help="Write the answers to each prompt to this file, the best answer first.",
+        output_option(
+            "Write the answers to each prompt to this file, the best answer first.",
         ),
     ] = None,
 ) -> None:
     """Rank models, and the answers of each prompt, by all votes (Bradley-Terry)."""
-    from tether.annotation.rankings import ranked, standings
     from tether.core.rundir import write_jsonl
+    from tether.people.annotation.rankings import ranked, standings
 
     where = opened(store, round=round)
     if rows := standings(where, round=round):
@@ -244,6 +254,48 @@ def rank(
         )
 
 
+def correct(
+    store: StoreArgument,
+    files: Annotated[
+        list[str],
+        typer.Argument(
+            help="Pairs with a judge's verdicts and the names of both models, as `tether duel "
+            "--output` writes them.",
+        ),
+    ],
+    round: Round = None,
+    output: Output = None,
+) -> None:
+    """Correct a judge's win rates by people's votes on a random part of the pairs
+    (prediction-powered inference).
+    """
+    from tether.core.types import Comparison
+    from tether.data.sources import Quarantine, read
+    from tether.people.annotation.rankings import corrected
+    from tether.watch.report.numbers import bracketed, percent
+
+    aside = Quarantine(keep=0)
+    rows = [row for file in files for row in read(file, Comparison, quarantine=aside)]
+    contests = corrected(opened(store, round=round), rows, round=round)
+    cells = [
+        (
+            "{first} against {second}".format(**one),
+            f"{one['pairs']:,}",
+            bracketed(one["judge"], percent),
+            f"{one['voted']:,}",
+            *(bracketed(one[key], percent) for key in ("people", "corrected")),
+        )
+        for one in contests
+    ]
+    columns = ("models", "pairs", "by the judge", "voted on", "by people", "corrected")
+    show_table(Terminal(), "Wins of the first model, ties half [95%]", cells, columns)
+    if aside.count:
+        print_line(f"{aside.count:,} pairs are left out: {aside.top_reasons()}")
+    if idle := len(rows) - sum(one["pairs"] for one in contests):
+        print_line(f"{idle:,} pairs without a verdict, or without both models, are left out")
+    save(Terminal(), output, {"contests": contests, "left_out": aside.summary()})
+
+
 def _seconds(seconds: float | None) -> str:
     return "–" if seconds is None else f"{seconds:.0f}"
 
@@ -256,7 +308,7 @@ FIGURES = {
 
 def _figures(report: Json) -> Iterator[tuple[str, ...]]:
     """Rows of a table: all figures overall, two of each slice and window."""
-    from tether.report.numbers import bracketed
+    from tether.watch.report.numbers import bracketed
 
     parts = {"": report["overall"]}
     parts |= {
@@ -278,5 +330,5 @@ def _figures(report: Json) -> Iterator[tuple[str, ...]]:
 
 COMMANDS = {
     "serve": serve, "import": import_into, "export": export_from, "stats": stats, "agree": agree, "ask": _ask, "invite": invite,
-    "lock-out": lock_out, "escalate": _escalate, "rank": rank, "guidelines": guidelines,
+    "lock-out": lock_out, "escalate": _escalate, "rank": rank, "correct": correct, "guidelines": guidelines,
 }  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
@@ -10,8 +11,10 @@ from typing import Annotated
 import typer
 
 from tether.cli.options import complete_recipe
+from tether.cli.terminal.bars import starting
+from tether.cli.terminal.console import Terminal, print_line
+from tether.cli.terminal.tables import show_table
 from tether.core.errors import ConfigError
-from tether.core.glossary import CLOSE, EVERY, METRICS, meanings, near
 from tether.settings.stages import STAGES
 from tether.settings.synonyms import (
     KEYS,
@@ -24,11 +27,8 @@ from tether.settings.synonyms import (
     did_you_mean,
     trainers_section,
 )
-from tether.terminal.bars import starting
-from tether.terminal.console import Terminal, print_line
-from tether.terminal.tables import show_table
 
-BEGINNINGS = Path(__file__).resolve().parent.parent / "recipes" / "new"
+BEGINNINGS = Path(__file__).resolve().parent.parent / "settings" / "recipes" / "new"
 """A small recipe of each method."""
 METHOD_NAMES = [*METHODS, *SECTIONS, *STAGES]
 
@@ -100,20 +100,28 @@ def new(
         source.read_text(encoding="utf-8"),
         flags=re.MULTILINE,
     )
-    path = file or Path(f"{word}.toml")
+    text = text.replace(f'"runs/{source.stem}"', f'"runs/{word}"')
+    write_recipe(file or Path(f"{word}.toml"), text, section)
+    print_line("The recipe runs without changes. Then replace its data by your own.")
+
+
+def write_recipe(path: Path, text: str, section: str) -> None:
+    """Write a new recipe, and print what may be done with it.
+
+    Raises:
+        ConfigError: the file exists.
+    """
     try:
         with path.open("x", encoding="utf-8") as written:
-            written.write(text.replace(f'"runs/{source.stem}"', f'"runs/{word}"'))
+            written.write(text)
     except FileExistsError:
         raise ConfigError(
-            f"{path} exists already and stays unchanged. Name another file: tether new "
-            f"{method} FILE",
+            f"{path} exists already and stays unchanged. Name another file for the recipe",
         ) from None
-    print_line(
-        f"{path} is written. The recipe runs without changes. Then replace its data by your own.",
-    )
-    print_line(f"  tether plan {path}      estimate memory and time")
-    print_line(f"  tether run {path}       train")
+    print_line(f"{path} is written.")
+    where = shlex.quote(str(path))
+    print_line(f"  tether plan {where}      estimate memory and time")
+    print_line(f"  tether run {where}       train")
     print_line(
         f"  tether explain {section}{' ' * max(1, len(str(path)) - len(section) + 2)}every "
         "key of its section",
@@ -125,12 +133,12 @@ def explain_key(
         list[str],
         typer.Argument(
             metavar="KEY",
-            help="A section, a key such as ppo.kl or clip_range, a metric, or a term of "
-            "the report.",
+            help="A section, a key or the end of one such as kl.coefficient, a metric, or a term.",
         ),
     ],
 ) -> None:
-    """Explain a key of a recipe, a metric, or a term of the report."""
+    """Explain a key of a recipe, a metric, or a term of the field or of the report."""
+    from tether.core.glossary import meanings, near
     from tether.settings.messages import key_hint
     from tether.settings.reference import keys_of
 
@@ -140,32 +148,25 @@ def explain_key(
     key = " ".join(words)
     parts = _sections(key)
     keys = list(keys_of(recipe_type()))
-    exact = [one for one in keys if list(one.path) == parts] or [
-        one for one in keys if one.path[-1] == parts[-1]
+    meant = [one for one in keys if list(one.path) == parts] or [
+        one for one in keys if list(one.path[-len(parts) :]) == parts
     ]
     defined = meanings(key)
     inside = len(parts) > 1 and any(one.path[0] == parts[0] for one in keys)
-    if not inside and (theirs := _translation(key, values=not exact and not defined)):
-        _show_words({**defined, f"{key} in other libraries": theirs})
-        if not exact or len(parts) > 1:
-            return
-        defined = {}
-    if not exact or (len(parts) > 1 and list(exact[0].path) != parts):
-        if not defined and not alike(key, {one.path[-1] for one in keys}, cutoff=CLOSE):
-            defined = {name: EVERY[name] for name in near(key, most=1)}
-        if defined and not inside:
-            _show_words(defined)
-            return
+    if not inside and (theirs := _translation(key, values=not meant and not defined)):
+        defined[f"{key} in other libraries"] = theirs
+    if not meant and not defined:
         hint = (
             key_hint(recipe_type(), tuple(parts), {}, None)
             if inside
-            else _alike(key, {one.path[-1] for one in keys})
+            else did_you_mean(near(key, (one.path[-1] for one in keys)))
+            or "`tether explain ppo` lists the keys of a section"
         )
-        raise ConfigError(f"no key is called {key!r}: {hint}")
+        raise ConfigError(f"no {'key' if inside else 'key or term'} is called {key!r}: {hint}")
     _show_words(defined)
     console = Terminal(highlight=False)
-    for meaning in dict.fromkeys(one.meaning for one in exact):
-        same = [one for one in exact if one.meaning == meaning]
+    for meaning in dict.fromkeys(one.meaning for one in meant):
+        same = [one for one in meant if one.meaning == meaning]
         names = ", ".join(one.name for one in same[:4])
         console.print(f"[bold]{names}[/]{f' and {len(same) - 4} more' if len(same) > 4 else ''}")
         console.print(f"  {meaning}", markup=False)
@@ -175,7 +176,9 @@ def explain_key(
 
 
 def _show_words(words: Mapping[str, str]) -> None:
-    """A metric or a word of the report, and its meaning."""
+    """A metric or a term, and its meaning."""
+    from tether.core.glossary import METRICS
+
     console = Terminal(highlight=False)
     for name, meaning in words.items():
         console.print(f"[bold]{name}[/]{' (a metric)' if name in METRICS else ''}")
@@ -184,7 +187,7 @@ def _show_words(words: Mapping[str, str]) -> None:
 
 def _sections(key: str) -> list[str]:
     """The parts of a key, each by its name here."""
-    parts = key.replace("-", "_").strip("[]").split(".")
+    parts = key.lower().replace("-", "_").strip("[]").split(".")
     return [METHODS[part][0] if part in METHODS else SECTIONS.get(part, part) for part in parts]
 
 
@@ -200,18 +203,12 @@ def _translation(key: str, *, values: bool) -> str:
         filter(
             None,
             (
-                did_you_mean(KEYS.get(word, ())),
+                did_you_mean(
+                    [name for name in KEYS.get(word, ()) if name.rpartition(".")[2] != word],
+                ),
                 advice(NOTES, word),
                 trainers_section(word),
                 "; ".join(f"as {key}: {text}" for key, text in texts.items()),
             ),
         ),
-    )
-
-
-def _alike(key: str, names: set[str]) -> str:
-    """Suggestion for an unknown word: keys that are written alike."""
-    word = key.rpartition(".")[2].replace("-", "_").lower()
-    return alike(word, names, most=3, cutoff=0.6) or (
-        "`tether explain ppo` lists the keys of a section, docs/reference/recipes.md all of them"
     )

@@ -8,20 +8,20 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 
 from tether.cli import options
+from tether.cli.terminal.bars import starting
+from tether.cli.terminal.console import Terminal, print_line
 from tether.core.errors import ConfigError
 from tether.core.rundir import read_json
 from tether.core.visible import visible
-from tether.terminal.bars import starting
-from tether.terminal.console import Terminal, print_line
 
 if TYPE_CHECKING:
-    from tether.servers.http import JsonServer
+    from tether.scale.servers.http import JsonServer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,11 +54,8 @@ def generate(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            dir_okay=False,
-            help="Write the answers to this file as JSON lines, instead of printing them.",
+        options.output_option(
+            "Write the answers to this file as JSON lines, instead of printing them.",
         ),
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="Number of answers to each prompt.")] = 1,
@@ -69,11 +66,11 @@ def generate(
     ] = None,
 ) -> None:
     """Answer prompts with a model or with the result of a run."""
-    from tether.build.roles import load_policy, local_engine
     from tether.core.rundir import write_jsonl
     from tether.core.types import Prompt, Sampling, user
     from tether.data.rows import turn_rows
     from tether.data.sources import read
+    from tether.runner.assembly.roles import load_policy, local_engine
 
     if limit is not None and file is None:
         raise ConfigError("--limit has no effect without --file")
@@ -125,8 +122,8 @@ def chat(
     """Talk with a model or with the result of a run. An empty line or Ctrl-D ends the chat.
     /new starts a new conversation.
     """
+    from tether.cli.terminal.talk import talk
     from tether.core.types import Sampling
-    from tether.terminal.talk import talk
 
     talk(model, Sampling(max_new_tokens, temperature, top_p=top_p), seed)
 
@@ -175,6 +172,10 @@ def export_result(
         typer.Option(help="auto (the type in training), float32, bfloat16 or float16."),
     ] = "auto",
     shard_size: Annotated[str, typer.Option(help="Maximum size of one file of weights.")] = "5GB",
+    gguf: Annotated[
+        str | None,
+        typer.Option(help="Add a GGUF file for llama.cpp and Ollama: q8_0, bf16, f16 or f32."),
+    ] = None,
     push: Annotated[
         str | None,
         typer.Option(help="Upload the folder to the hub, as owner/name."),
@@ -187,8 +188,8 @@ def export_result(
     """Write a policy or reward model as a plain folder for transformers, vLLM, TRL or peft, with a
     model card.
     """
-    from tether.tools.export import export_model
-    from tether.tools.push import open_hub, push_folder
+    from tether.cli.tools.export import export_model
+    from tether.cli.tools.push import open_hub, push_folder
 
     if private and push is None:
         raise ConfigError(
@@ -197,9 +198,12 @@ def export_result(
     hub = open_hub(push) if push else None
     console = Terminal(soft_wrap=True, highlight=False)
     with starting("loading, writing and loading again"):
-        made = export_model(source, output, adapter=adapter, dtype=dtype, shard_size=shard_size)
+        how = {"adapter": adapter, "dtype": dtype, "shard_size": shard_size, "gguf": gguf}
+        made = export_model(source, output, **how)
     console.print(f"{made['kind']} of {made['source']}: {made['folder']}")
     console.print(read_again(made["kind"], made["difference"]))
+    if gguf:
+        console.print(f"{output}/gguf: rounding changes at most {made['gguf']:.2g} nats a token.")
     if made["constant"]:
         console.print(
             f"The scores of the exported model lack a constant of "
@@ -242,9 +246,9 @@ def engine(
     folders that it can read.
     """
     with starting("loading the model"):
-        from tether.build.engines import engine_server
-        from tether.build.models import open_model
-        from tether.servers.http import new_token
+        from tether.runner.assembly.engines import engine_server
+        from tether.runner.assembly.models import open_model
+        from tether.scale.servers.http import new_token
         from tether.settings.model import ModelConfig
         from tether.settings.reading import build
 
@@ -284,25 +288,25 @@ def _reward_server(recipe: str, stage: str | None, address: tuple[str, int]) -> 
     Raises:
         ConfigError: the recipe has no such stage, or `stage` must name one of several that sample.
     """
-    from tether.build.reward_servers import reward_settings, settings_server
+    from tether.runner.assembly.reward_servers import reward_settings, settings_server
+    from tether.runner.earlier import with_earlier_results
     from tether.runner.jobs import expand
-    from tether.runner.run import context_of
-    from tether.servers.http import new_token
+    from tether.scale.servers.http import new_token
     from tether.settings.recipe import read_recipe
-    from tether.settings.sampling import OnlineSection
 
     if recipe.endswith(".json"):
         path = Path(recipe)
         return settings_server(read_json(path), address, path.with_name("stacks.txt"), new_token())
     config = read_recipe(recipe)
-    names = [name for name in config.stages if isinstance(config.section(name), OnlineSection)]
+    names = [name for name in config.stages if config.section(name).online]
     if stage not in names and (stage or len(names) != 1):
         raise ConfigError(
             f"the stage of the reward is not clear. Name one of the stages that sample "
             f"in {recipe}: {', '.join(names) or 'none'}",
         )
     name = stage or names[0]
-    settings = reward_settings(config.section(name), context_of(expand(config, [name])[0]))
+    job: Any = with_earlier_results(expand(config, [name])[0])
+    settings = reward_settings(job)
     return settings_server(settings, address, token=new_token())
 
 
@@ -310,7 +314,7 @@ def _announce(work: str, server: JsonServer) -> None:
     """Print the address of a server that was started by hand and, where it made one, the token that
     runs need.
     """
-    from tether.servers.http import TOKEN
+    from tether.scale.servers.http import TOKEN
 
     if TOKEN not in os.environ:
         print_line(f"Runs that use this server need its token: export {TOKEN}={server.token}")

@@ -5,9 +5,8 @@ browser.
 from __future__ import annotations
 
 import secrets
+import shlex
 import time
-from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,20 +17,21 @@ from rich.table import Table
 from rich.text import Text
 
 from tether.cli.options import Host, Port
+from tether.cli.terminal.bars import SHOWN, as_clock, moves
+from tether.cli.terminal.console import Terminal, print_line
+from tether.core.amounts import sparkline
 from tether.core.errors import MissingFileError, RunError
+from tether.core.rundir import missing_run
 from tether.core.types import Json
-from tether.terminal.bars import SHOWN, as_clock, moves
-from tether.terminal.console import Terminal, print_line
 
 if TYPE_CHECKING:
-    from tether.live.followed import FollowedRun, Stage
+    from tether.watch.live.followed import FollowedRun, Stage
 
 EVERY = 1.0
 """Seconds between two looks at a run."""
-BARS = "▁▂▃▄▅▆▇█"
 COLOURS = {"running": "cyan", "ended": "green", "crashed": "bold red", "stopped": "yellow"}
-WIDTH, ROLLOUTS, ALARMS = 40, 3, 4
-"""Characters of a small curve; rollouts and alarms that are shown."""
+ROLLOUTS, ALARMS = 3, 4
+"""Rollouts and alarms that are shown."""
 
 
 def watch(
@@ -45,17 +45,17 @@ def watch(
     The view ends with the run. If the output is not a terminal, the view is a line for each new step.
     Ctrl-C ends the view only.
     """
-    from tether.live.condition import MEANS, Condition, is_run
-    from tether.live.followed import FollowedRun
-    from tether.report.page import whole_run
+    from tether.watch.live.condition import MEANS, Condition, is_run
+    from tether.watch.live.followed import FollowedRun
+    from tether.watch.report.page import whole_run
 
     if not run.is_dir():
-        raise MissingFileError(f"run directory not found: {run}. Give the folder of a run.")
+        raise missing_run(run)
     root = whole_run(run)
     if not is_run(root):
         raise RunError(
             f"{run} is not a run directory of tether. Give the folder of a run. To see "
-            f"all runs in a folder: tether dashboard {run}",
+            f"all runs in a folder: tether dashboard {shlex.quote(str(run))}",
         )
     console = Terminal()
     followed = FollowedRun(root.resolve(), root.resolve().name)
@@ -107,7 +107,7 @@ def _goes_on(followed: FollowedRun) -> bool:
 
 
 def _line(followed: FollowedRun, stage: Stage, row: Json) -> str:
-    from tether.report.numbers import plural
+    from tether.core.amounts import plural
 
     status = followed.status()
     words = [f"{stage.name or followed.name}  {row.get('step')}/{stage.steps() or '?'}"]
@@ -120,13 +120,15 @@ def _line(followed: FollowedRun, stage: Stage, row: Json) -> str:
 
 def _shown(row: Json) -> list[tuple[str, str]]:
     """The numbers worth watching, with their keys."""
-    from tether.report.reading import finite
+    from tether.watch.report.reading import finite
 
     return [(key, form.format(n)) for key, form in SHOWN if (n := finite(row.get(key))) is not None]
 
 
 def _screen(followed: FollowedRun, height: int) -> RenderableType:
     """The whole view, which fits into so many lines."""
+    from tether.watch.report.reading import finite
+
     status = followed.status()
     stage = followed.active
     head = Text.assemble(
@@ -150,26 +152,15 @@ def _screen(followed: FollowedRun, height: int) -> RenderableType:
         parts.append(_one_line(f"! step {one.row.get('step')}: {one.row.get('message')}", "yellow"))
     for one in rollouts if height >= 12 + 2 * ROLLOUTS else ():
         parts.append(_one_line(f"step {one.row.get('step')}: {one.row.get('prompt')}", "dim"))
-        score = one.row.get("proxy")
-        parts.append(_one_line(f"  {'' if score is None else score} {one.row.get('response')}"))
+        score = finite(one.row.get("proxy"))
+        shown = "" if score is None else f"{score:+.2f}"
+        parts.append(_one_line(f"  {shown} {one.row.get('response')}"))
     parts += [_one_line(note, "dim") for note in status["notes"]]
     return Group(*parts)
 
 
 def _one_line(text: str, style: str = "") -> Text:
     return Text(" ".join(text.split()), style=style, no_wrap=True, overflow="ellipsis")
-
-
-def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
-    """A small curve of characters: means of equal parts, from the lowest to the highest."""
-    # small enough that sums of the largest floats are finite
-    values = [value / 1e9 for value in values]
-    count = min(width, len(values))
-    cuts = [len(values) * i // count for i in range(count + 1)] if count else []
-    means = [sum(values[start:end]) / (end - start) for start, end in pairwise(cuts)]
-    low, high = (min(means), max(means)) if means else (0.0, 0.0)
-    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(BARS[round((mean - low) * scale)] for mean in means)
 
 
 def dashboard(
@@ -193,9 +184,9 @@ def dashboard(
 
     require("fastapi", "tether dashboard", "dashboard")
     require("uvicorn", "tether dashboard", "dashboard")
-    from tether.annotation.server.address import LOOPBACK, Address, listen
-    from tether.live.server import serve_board
+    from tether.people.annotation.server.address import LOOPBACK, Address, listen
     from tether.settings.reading import build
+    from tether.watch.live.server import serve_board
 
     if not folder.is_dir():
         raise MissingFileError(f"{folder} is not a folder. Give the folder that holds your runs.")

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 
 from tether.core.pace import Pace
@@ -20,6 +20,7 @@ from tether.core.types import Facts, Json
 logger = logging.getLogger(__name__)
 BUDGET = "budget"
 """The key of a config and of a summary. It may change from one start to the next."""
+ANEW = "To use more time, start anew with run=PATH."
 MEASURED = 3
 AT_LEAST = 0.1
 AT_MOST = 0.25
@@ -34,10 +35,9 @@ class TimeLimit:
     Args:
         seconds: of all starts together.
         minutes: the budgets that a person gave, so that a resumed run can detect a change; 0: none.
-        after: expected seconds of the work after the last step, if a step takes `each`.
-        closing: seconds of the report.
         clock: seconds that only grow.
         began: the time on that clock from which seconds count; unset: now.
+        kept: seconds beside these, kept for so many `answers` of later stages.
     """
 
     def __init__(
@@ -45,21 +45,21 @@ class TimeLimit:
         seconds: float = math.inf,
         *,
         minutes: float = 0.0,
-        after: float = 0.0,
-        each: float = 0.0,
-        closing: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
         began: float | None = None,
+        kept: float = 0.0,
+        answers: float = 0.0,
     ) -> None:
         self.seconds = seconds
+        self.kept = kept
+        self.answers = answers
         self.minutes = minutes
-        self.after = after
-        self.each = each
         self.clock = clock
         self.began = clock() if began is None else began
-        self.closing = closing
-        self.before = self.measured = 0.0
-        """Seconds of earlier starts; and of what follows the last step, where that was measured."""
+        self.before = 0.0
+        """Seconds of earlier starts."""
+        self.reserve = 0.0
+        """Measured seconds of what follows the last step."""
         self.left_out = 0.0
         """Seconds of the steps that the end has left out, as far as they are known."""
         self.drawn: int | None = None
@@ -76,17 +76,6 @@ class TimeLimit:
         return self.before + self.clock() - self.began
 
     @property
-    def slowness(self) -> float:
-        """The measured seconds of a step over the expected ones; 1 before the second step."""
-        step = self.pace.step if self.pace.count > 1 else None
-        return step / self.each if step and self.each else 1.0
-
-    @property
-    def reserve(self) -> float:
-        """Seconds to keep for what follows the last step."""
-        return max(self.measured, self.after * self.slowness) + self.closing
-
-    @property
     def bounded(self) -> bool:
         """True if the time is limited."""
         return not math.isinf(self.seconds)
@@ -94,6 +83,14 @@ class TimeLimit:
     def begin(self, done: int, total: int) -> None:
         """The steps begin, or go on."""
         self.done, self.total, self._last = done, total, self.clock()
+
+    def answered(self, seconds: float) -> None:
+        """An answer and its judgment take so many seconds: later stages keep no more than theirs
+        take at this pace.
+        """
+        spare = max(0.0, self.kept - self.answers * seconds)
+        self.seconds += spare
+        self.kept -= spare
 
     def step(self, done: int) -> bool:
         """Note that a step has ended; True where schedules are to be drawn over `drawn` steps from
@@ -103,21 +100,17 @@ class TimeLimit:
         self.done = done
         self.pace.add(now - self._last)
         self._last = now
+        step = self.pace.step or 0.0
+        is_late = self.pace.count >= MEASURED and self.spent >= AT_LEAST * self.seconds
+        enough = is_late or self.pace.count * step >= AT_MOST * self.seconds
         if (
             self.drawn is not None
-            or not self.bounded
             or done >= self.total
             or self.pace.count < 2
-            or not self.pace.step
+            or not (step and enough)
         ):
             return False
-        measured = self.pace.count * self.pace.step
-        if (
-            not (self.pace.count >= MEASURED and self.spent >= AT_LEAST * self.seconds)
-            and measured < AT_MOST * self.seconds
-        ):
-            return False
-        fits = done + math.floor((self.seconds - self.spent - self.reserve) / self.pace.step)
+        fits = done + math.floor((self.seconds - self.spent - self.reserve) / step)
         self.drawn = min(self.total, max(done + 1, fits))
         return True
 
@@ -134,51 +127,44 @@ class TimeLimit:
             "seconds": self.seconds if self.bounded else None,
             "minutes": self.minutes,
             "spent": self.spent,
-            "measured": self.measured,
+            "measured": self.reserve,
             "pace": [self.pace.count, self.pace.step],
             "drawn": self.drawn,
             "total": self.total,
         }
 
-    def load_state(self, values: Facts, *, bound: bool, place: object) -> None:
-        """Go on where `state` was taken. A larger budget has no effect on schedules that are drawn,
-        and a line says so.
+    def load_state(self, values: Facts, place: object) -> None:
+        """Go on where `state` was taken. Schedules that are drawn keep their budget, and a line
+        says so.
 
         Args:
-            bound: whether anything of the training depends on the number of its steps.
             place: of the run, for that line.
         """
         self.before = values["spent"]
         self.drawn = values["drawn"]
         self.pace = Pace(*values["pace"])
-        self.measured = max(self.measured, values["measured"])
+        self.reserve = max(self.reserve, values["measured"])
         before = math.inf if values["seconds"] is None else values["seconds"]
-        if self.minutes == values["minutes"]:
-            self.seconds = before
-        elif bound and is_short(values) and (not self.minutes or self.minutes > values["minutes"]):
-            logger.warning("%s", stays_short(place, values))
+        is_same = self.minutes == values["minutes"]
+        if is_same or (self.drawn is not None and self.seconds > before):
             self.seconds = before
             self.minutes = values["minutes"]
+        if not is_same and self.minutes == values["minutes"]:
+            logger.warning(
+                "%s keeps its budget of %g minutes: its learning rate was drawn over %d of %d "
+                "steps. %s",
+                place,
+                self.minutes,
+                values["drawn"],
+                values["total"],
+                ANEW,
+            )
 
     def summary(self) -> Json:
         """The entry of the stage's summary: empty unless time ended it."""
         if not self.ended:
             return {}
         return {"budget": {**self.state(), "ended_at": self.done, "left_out": self.left_out}}
-
-
-def is_short(values: Facts) -> bool:
-    """True if schedules were drawn over fewer steps than the settings have."""
-    return values["drawn"] is not None and values["drawn"] < values["total"]
-
-
-def stays_short(place: object, values: Mapping[str, object]) -> str:
-    """A sentence: more time cannot be used, and the way to use it."""
-    return (
-        f"{place} keeps its budget of {values['minutes']:g} minutes: its learning rate was drawn "
-        f"over {values['drawn']} of {values['total']} steps, and more steps would not give what a "
-        "longer run gives. To train longer, start anew with run=PATH."
-    )
 
 
 _LIMIT: ContextVar[TimeLimit | None] = ContextVar("limit", default=None)
@@ -209,13 +195,7 @@ def shared_time(number: int, count: int) -> Iterator[None]:
         yield
         return
     left = max(0.0, whole.seconds - whole.spent) / (count - number)
-    part = TimeLimit(
-        left,
-        minutes=whole.minutes,
-        after=whole.after / count,
-        each=whole.each,
-        clock=whole.clock,
-    )
+    part = TimeLimit(left, minutes=whole.minutes, clock=whole.clock)
     with limited_by(part):
         yield
     if part.ended:

@@ -4,34 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from typing import NamedTuple
 
 FIRST = 1
 """Steps at the start that are left out of the typical one as soon as there are others: they warm
 up.
 """
-
-
-class Expected(NamedTuple):
-    """Seconds of a stage: before its first step, in all of its steps, after the last; `timed`: a
-    budget ends it by then.
-    """
-
-    before: float
-    steps: float
-    after: float
-    timed: bool = False
-
-    @property
-    def seconds(self) -> float:
-        """Of all of it."""
-        return self.before + self.steps + self.after
-
-    def within(self, seconds: float) -> Expected:
-        """The same where a budget ends it after so many seconds."""
-        if seconds >= self.seconds:
-            return self
-        return Expected(self.before, max(0.0, seconds - self.before - self.after), self.after, True)
 
 
 class Pace:
@@ -60,83 +37,39 @@ class Forecast:
     """Seconds that are left of one stage. Times are those of one clock.
 
     Before the first step they are the expected seconds. Afterwards the remaining steps take as long
-    as the last ones. Work around the steps has its own count (`part`).
+    as the last ones.
     """
 
-    def __init__(self, now: float, expected: Expected | None = None) -> None:
+    def __init__(self, now: float, expected: float | None = None) -> None:
         self.begun = self.since = now
         self.expected = expected
         self.pace = Pace()
         self.done = 0
-        self.total = None
-        self._part: tuple[float, int, int] | None = None
+        self.total: int | None = None
 
-    def part(self, now: float, done: int = 0, total: int = 0) -> None:
-        """Start or continue a piece of work, with the amount that is done; total 0: not counted."""
-        begun = now if self._part is None or not done else self._part[0]
-        self._part = (begun, done, total)
+    def part(self, now: float) -> None:
+        """A piece of work begins: the first step takes its time from the last one before it."""
         if not self.pace.count:
-            self.since = now if not done else self.since
+            self.since = now
 
     def step(self, now: float, done: int, total: int, seconds: float | None = None) -> None:
         """A step has ended, which took so many seconds; unset: since the one before, or since the
         last part began.
         """
-        units = max(1, done - self.done) if self.pace.count or seconds is None else 1
-        self.pace.add((now - self.since if seconds is None or self.pace.count else seconds) / units)
+        if seconds is None or self.pace.count:
+            seconds = (now - self.since) / max(1, done - self.done)
+        self.pace.add(seconds)
         self.done = done
         self.total = total
         self.since = now
-        self._part = None
 
     def left(self, now: float) -> float | None:
-        """Seconds. None if unknown, or if the work takes longer than expected: parts that follow
-        the last step are then not counted.
-        """
-        timed = self.expected and self.expected.timed
-        rest = self._expected_left(now) if timed else self._left(now)
-        if rest is None and self.total and self.done >= self.total:
-            return None
-        of_part = None if timed and rest else self._left_of_part(now)
-        return rest if of_part is None or (rest or 0.0) > of_part else of_part
-
-    @property
-    def slowness(self) -> float:
-        """The seconds of a step over those that were expected; 1 where a budget decides on the
-        time.
-        """
-        if (
-            self.pace.step is None
-            or self.total is None
-            or self.expected is None
-            or self.expected.timed
-            or not self.expected.steps
-        ):
-            return 1.0
-        return self.pace.step * self.total / self.expected.steps
-
-    def whole(self, now: float) -> float | None:
-        """All of the stage, by what is known now."""
-        left = self.left(now)
-        return None if left is None else now - self.begun + left
-
-    def _expected_left(self, now: float) -> float | None:
-        left = 0.0 if self.expected is None else self.expected.seconds - (now - self.begun)
+        """Seconds; None where they are unknown, or where the work takes longer than expected."""
+        if self.pace.step is not None and self.total is not None:
+            left = self.pace.step * (self.total - self.done) - (now - self.since)
+        else:
+            left = (self.expected or 0.0) - (now - self.begun)
         return left if left > 0 else None
-
-    def _left(self, now: float) -> float | None:
-        if self.pace.step is None or self.total is None:
-            return self._expected_left(now)
-        # slow steps mean a slow machine; quick ones say nothing of other work, such as a judge's
-        after = 0.0 if self.expected is None else self.expected.after * max(1.0, self.slowness)
-        left = self.pace.step * (self.total - self.done) + after - (now - self.since)
-        return left if left > 0 else None
-
-    def _left_of_part(self, now: float) -> float | None:
-        if self._part is None or not self._part[1]:
-            return None
-        begun, done, total = self._part
-        return (now - begun) / done * (total - done) or None
 
 
 class Crowd:

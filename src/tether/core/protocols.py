@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
-from tether.core.pace import Expected
 from tether.core.types import (
     Alarm,
     Conversation,
@@ -21,6 +20,9 @@ from tether.core.types import (
     Sampling,
     Score,
 )
+
+Progress = Callable[[int, int, Mapping[str, float]], None]
+"""A progress bar: finished steps, all steps, and numbers of the last one."""
 
 
 @runtime_checkable
@@ -291,8 +293,8 @@ class Announcer(Protocol):
 
     def __call__(self, phase: str) -> Callable[[int, int, Mapping[str, float]], None]: ...
 
-    def price(self, lines: Sequence[str], expected: Mapping[str, Expected]) -> None:
-        """Announce what the run will take: in sentences, and for each stage, by its name."""
+    def price(self, lines: Iterable[str], expected: Mapping[str, float]) -> None:
+        """Announce what the run will take: in sentences, and in seconds of each stage."""
         ...
 
     def note(self, line: str) -> None:

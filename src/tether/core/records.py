@@ -8,6 +8,7 @@ import hashlib
 import logging
 from pathlib import Path
 
+from tether.core.keeping import flush
 from tether.core.rundir import RECORDS, RunDirectory, read_jsonl
 from tether.core.types import Facts, Json
 
@@ -20,10 +21,10 @@ def note_records(run: RunDirectory) -> Json:
     """Of each file of records its bytes, rows and digest, once all that was appended is on the
     disk.
     """
-    run.flush()
-    texts = {
-        name: (run.path / name).read_bytes() for name in RECORDS if (run.path / name).is_file()
-    }
+    paths = [run.path / name for name in RECORDS if (run.path / name).is_file()]
+    for path in (*paths, run.path):
+        flush(path)
+    texts = {path.name: path.read_bytes() for path in paths}
     return {
         name: {"bytes": len(text), "rows": text.count(b"\n"), "sha256": _digest(text)}
         for name, text in texts.items()

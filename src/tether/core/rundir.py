@@ -14,6 +14,7 @@
 - best/: weights that a judge kept
 - skipped/: updates that were left out
 - report.html: the page, in the folder of the whole run
+- .dashboard.json: tags and a note of the dashboard's users, which no run reads
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ import os
 import platform
 import re
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from difflib import SequenceMatcher
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -38,7 +39,8 @@ from pydantic_core import to_json
 
 from tether import __version__
 from tether.core.digest import digest
-from tether.core.errors import RunError
+from tether.core.errors import MissingFileError, RunError
+from tether.core.keeping import flush_all, make_folder, own_file, write_whole
 from tether.core.secrets import redact_addresses, redact_value
 from tether.core.types import Alarm, Facts, Json, JsonValue
 
@@ -48,16 +50,11 @@ result.
 """
 MAY_CHANGE = (ENGINE, "budget")
 """Keys of a section that may change from one start to the next."""
-FORMER_DEFAULTS = "former_defaults"
-"""The entry of manifest and summary with the defaults of a former version that are in force."""
-FORMER = "To go on with former defaults, add to the command: {}. Otherwise choose"
-Change = tuple[str, JsonValue, JsonValue, bool]
-"""A setting that differs from the first start's: key, former value, new value. The last entry is
-False if the new value is a default.
-"""
-BESIDE = ("log.txt", "command.json", "manifest.json", ".lock")
-"""Files that a folder may hold when it becomes a run directory: written before config.json, or by
-the program that started the run.
+Change = tuple[str, JsonValue, JsonValue]
+"""A setting that differs from the first start's: key, former value, new value."""
+BESIDE = ("log.txt", "command.json")
+"""Files that a folder may hold when it becomes a run directory: those of the program that started
+the run.
 """
 SWEEP = "sweep.json"
 """The file of a run that names the combinations of its sweep."""
@@ -86,25 +83,6 @@ REPORTED_PACKAGES = (
 )
 
 
-@contextlib.contextmanager
-def whole_file(path: str | Path) -> Iterator[Path]:
-    """A temporary file beside `path` that is flushed and takes its name at the end; on any error
-    `path` is as it was.
-    """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    temporary = Path(name)
-    try:
-        yield temporary
-        temporary.chmod(0o666 & ~_umask())
-        os.fsync(handle)
-        os.replace(temporary, path)
-    finally:
-        os.close(handle)
-        temporary.unlink(missing_ok=True)
-
-
 def check_folder(path: Path) -> None:
     """Look whether a folder for a run is there or can be made; nothing is written.
 
@@ -131,31 +109,23 @@ def made_folder(path: Path) -> Path:
         RunError: see `check_folder`.
     """
     check_folder(path)
-    path.mkdir(parents=True, exist_ok=True)
+    make_folder(path)
     return path
-
-
-@cache
-def _umask() -> int:
-    """The bits that new files of this process lack; asked for once, for asking means setting."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
 
 
 def write_json(path: str | Path, value: object) -> None:
     """Write JSON so that a reader sees the old file or the new one, never half of either."""
-    _write_whole(Path(path), _json(value, indent=2))
+    write_whole(Path(path), _json(value, indent=2))
 
 
 def write_jsonl(path: str | Path, rows: Iterable[Mapping[str, object]]) -> None:
     """The same for a JSON object a line."""
-    _write_whole(Path(path), b"".join(map(_json, rows)))
+    write_whole(Path(path), b"".join(map(_json, rows)))
 
 
 def append_jsonl(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
     """Add lines; a last one that was cut by a crash goes."""
-    with path.open("a+b") as file:
+    with own_file(path) as file:
         if size := file.seek(0, os.SEEK_END):
             file.seek(size - 1)
             if file.read(1) != b"\n":
@@ -178,21 +148,6 @@ def _plain(value: JsonValue) -> JsonValue:
     if isinstance(value, Mapping):
         return dict(value)
     return value.item() if hasattr(value, "item") else str(value)
-
-
-def _write_whole(path: Path, text: bytes) -> None:
-    with whole_file(path) as temporary:
-        temporary.write_bytes(text)
-    flush(path.parent)
-
-
-def flush(path: Path) -> None:
-    """Wait until a file, or a folder's list of names, is on the disk itself."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def read_json(path: str | Path) -> JsonValue:
@@ -251,6 +206,23 @@ def stage_folder(root: Path, name: str) -> Path:
     return next((place / name for place in places if os.path.isdir(place / name)), root / name)
 
 
+def nearby(run: Path) -> str:
+    """A sentence on the runs beside a folder that is none and in `runs`, those written alike
+    first.
+    """
+    there = {
+        path.parent for home in (run.parent, Path("runs")) for path in home.glob("*/command.json")
+    }
+    near = sorted(there, key=lambda one: -SequenceMatcher(None, str(one), str(run)).ratio())
+    return f"Runs there are: {', '.join(map(str, near[:3]))}." if near else ""
+
+
+def missing_run(run: Path) -> MissingFileError:
+    """The error for a run that is not there."""
+    text = f"run directory not found: {run}. Give the folder of a run. {nearby(run)}"
+    return MissingFileError(text.rstrip())
+
+
 def is_control(row: Mapping[str, object]) -> bool:
     """True if a row of heldout.jsonl measures a control of decoding: another temperature, or the
     best of n of the start.
@@ -281,45 +253,42 @@ class RunDirectory:
             RunError: the folder holds a run of another config; the differing keys are named.
         """
         run = cls(path)
-        stored = run.path / "config.json"
+        stored, noted = run.path / "config.json", run.path / "manifest.json"
+        is_own = noted.is_file() and "config_digest" in read_json(noted)
         now = _settings(config)
-        if stored.is_file() and run.begun:
+        if is_own and stored.is_file() and run.begun:
             if changes := run._changes(config, now):
-                former = [f"{key}={json.dumps(value)}" for key, value, _, own in changes if not own]
                 raise RunError(
                     f"{run.path} holds a run of another config: "
                     f"{'; '.join(map(_change, changes[:5]))}. "
-                    f"{FORMER.format(' '.join(former)) if former else 'Choose'} another run "
-                    "directory with run=PATH, or delete this one and what stands on it.",
+                    "Choose another run directory with run=PATH, or delete this one and what "
+                    "stands on it.",
                 )
             return run
-        foreign = run.path.is_dir() and any(
+        made_folder(run.path)
+        if not is_own and any(
             p.name not in BESIDE and p.name[0] != "." for p in run.path.iterdir()
-        )
-        if not stored.is_file() and (foreign or (run.path.exists() and not run.path.is_dir())):
+        ):
             raise RunError(
                 f"{run.path} exists and is not a run directory of tether. Choose another path.",
             )
-        run.path.mkdir(parents=True, exist_ok=True)
         start = {
             "argv": redact_value([Path(sys.argv[0]).name, *sys.argv[1:]]),
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "config_digest": digest(now),
             "folder": str(path),
         }
-        noted = run.path / "manifest.json"
         # the model that has answered is not opened again
-        before = read_json(noted) if noted.is_file() and run.answered else {}
+        before = read_json(noted) if is_own and run.answered else {}
         write_json(noted, {**before, **environment(), **start, "cwd": os.getcwd(), **manifest})
         write_json(stored, now)
         return run
 
     def _changes(self, config: Facts, now: JsonValue) -> list[Change]:
         before = read_json(self.path / "manifest.json").get("folder", str(self.path))
-        chosen = _settings(config, exclude_defaults=True)
-        given = _settings(config, exclude_unset=True)
+        chosen = _settings(config, exclude_defaults=True, exclude_unset=True)
         old = read_json(self.path / "config.json")
-        return list(_differences(old, now, chosen, given, (before, str(self.path))))
+        return list(_differences(old, now, chosen, (before, str(self.path))))
 
     @property
     def begun(self) -> bool:
@@ -327,7 +296,7 @@ class RunDirectory:
         earlier may begin anew.
         """
         made = ("pairs.jsonl", "metrics.jsonl", "summary.json")
-        inside = (folder for folder in self.path.glob("*/") if folder.name != ENGINE)
+        inside = (folder for folder in self.path.glob("[!.]*/") if folder.name != ENGINE)
         return any((self.path / name).is_file() for name in made) or any(
             p.is_file() for f in inside for p in f.glob("**/*")
         )
@@ -416,18 +385,10 @@ class RunDirectory:
                     path.read_bytes().splitlines(keepends=True),
                     strict=False,
                 )
-                _write_whole(
+                write_whole(
                     path,
                     b"".join(line for row, line in rows if row.get("step", 0) <= last_step),
                 )
-
-    def flush(self) -> None:
-        """Wait until all that was appended is on the disk: before a checkpoint says that it will
-        not be written again.
-        """
-        for name in RECORDS:
-            if (self.path / name).is_file():
-                flush(self.path / name)
 
     def update_manifest(self, **values: object) -> None:
         path = self.path / "manifest.json"
@@ -439,7 +400,10 @@ class RunDirectory:
             self.update_manifest(steps=steps)
 
     def finish(self, summary: Mapping[str, object]) -> None:
-        """Write summary.json; its presence says that the run is complete."""
+        """Write summary.json; its presence says that the run is complete, and all of it on the
+        disk.
+        """
+        flush_all(self.path)
         write_json(self.path / "summary.json", summary)
 
     def summary(self) -> Json:
@@ -457,15 +421,14 @@ def _settings(config: Facts, **options: JsonValue) -> JsonValue:
 
 
 def _change(change: Change) -> str:
-    key, old, new, own = change
-    return f"{key} was {old!r} and is now {new!r}{'' if own else ' by default'}"
+    key, old, new = change
+    return f"{key} was {old!r} and is now {new!r}"
 
 
 def _differences(
     old: object,
     new: object,
     chosen: object,
-    given: object,
     folders: tuple[str, str],
     prefix: str = "",
 ) -> Iterator[Change]:
@@ -473,27 +436,18 @@ def _differences(
     So is a default that the old run did not know.
 
     Args:
-        chosen: the new settings without those that have their defaults.
-        given: the settings of the recipe alone.
+        chosen: the settings that the recipe names, without those that have their defaults.
     """
     if isinstance(old, dict) and isinstance(new, dict):
-        parts = [part if isinstance(part, dict) else {} for part in (chosen, given)]
-        later = {key: None for key in parts[0] if key in parts[1]}
-        for key in (key for key in old | later if key not in MAY_CHANGE):
-            picked, own = (part.get(key) for part in parts)
-            yield from _differences(
-                old.get(key),
-                new.get(key),
-                picked,
-                own,
-                folders,
-                f"{prefix}{key}.",
-            )
+        named = chosen if isinstance(chosen, dict) else {}
+        for key in (key for key in old | named if key not in MAY_CHANGE):
+            place = f"{prefix}{key}."
+            yield from _differences(old.get(key), new.get(key), named.get(key), folders, place)
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         for place, (before, now) in enumerate(zip(old, new, strict=True)):
-            yield from _differences(before, now, now, given, folders, f"{prefix}{place}.")
+            yield from _differences(before, now, now, folders, f"{prefix}{place}.")
     elif old != new and not _same_place(old, new, folders):
-        yield prefix.rstrip("."), old, new, given is not None or new is None
+        yield prefix.rstrip("."), old, new
 
 
 def _same_place(old: object, new: object, folders: tuple[str, str]) -> bool:

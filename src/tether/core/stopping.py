@@ -6,6 +6,7 @@ import atexit
 import gc
 import logging
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -118,7 +119,7 @@ class Stopping:
         how = f"The checkpoint is in {place}. Start the same command again to continue."
         if root := run_of(place):
             stage = f" of {place.relative_to(root)}" if place != root else ""
-            how = f"To continue: tether resume {root}"
+            how = f"To continue: tether resume {shlex.quote(str(root))}"
         raise Interrupted(f"stopped after step {step} of {total}{stage}, which is saved. {how}", by)
 
 

@@ -3,7 +3,7 @@ reads both when it starts.
 
 A thread that spins while it waits takes the processor from the one that it waits for, as soon as
 another program needs a core. One that sleeps is late. So threads sleep where other programs need
-the cores when tether starts, and spin elsewhere (docs/guides/slow.md has the seconds). The choice
+the cores when tether starts, and spin elsewhere (docs/guides/machines.md has the seconds). The choice
 changes no number of a run.
 """
 
@@ -51,10 +51,8 @@ def share_the_machine() -> None:
 
 def cores_are_short() -> bool:
     """True if other programs run on cores that this one's threads need, in most of several looks."""
-    cores = os.cpu_count() or 1
-    wanted = os.environ.get(THREADS, "")
-    threads = int(wanted) if wanted.isdecimal() else cores
-    return threads > 1 and threads + _others() > cores
+    threads = num_threads()
+    return threads > 1 and threads + _others() > (os.cpu_count() or 1)
 
 
 def _others() -> float:
@@ -70,9 +68,15 @@ def _others() -> float:
     return median(counts)
 
 
-def sleep_while_waiting() -> bool:
-    """True if threads sleep while they wait, False if they spin."""
-    return os.environ.get(WAITING, "").upper() == "PASSIVE"
+def spin_while_waiting() -> bool:
+    """True if there are several threads, and they spin while they wait."""
+    return num_threads() > 1 and os.environ.get(WAITING, "").upper() != "PASSIVE"
+
+
+def num_threads() -> int:
+    """Threads of OpenMP."""
+    wanted = os.environ.get(THREADS, "")
+    return int(wanted) if wanted.isdecimal() else os.cpu_count() or 1
 
 
 def waited() -> float:

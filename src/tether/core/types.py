@@ -260,6 +260,7 @@ class Rollout:
         spans: the tokens that the policy wrote. Tokens between spans come from an environment: they
             are read and scored, and carry no loss, KL or advantage. None given: one span, the
             whole response.
+        opening: the mark of a thought that the prompt ends with; the response begins inside it.
 
     Raises:
         ValueError: spans that overlap, are empty or leave the response, or log-probabilities that
@@ -276,6 +277,7 @@ class Rollout:
     sampling: Sampling
     prompt: Prompt
     spans: Spans = ()
+    opening: str = ""
 
     def __post_init__(self) -> None:
         length = len(self.response_ids)
@@ -294,6 +296,12 @@ class Rollout:
     @property
     def finished(self) -> bool:
         return self.stop_reason is not StopReason.LENGTH
+
+    @property
+    def whole_text(self) -> str:
+        """The text with the mark of the thought that its prompt opened."""
+        again = self.text.lstrip().startswith(self.opening)
+        return self.text if again else self.opening + self.text
 
     @property
     def written(self) -> tuple[int, ...]:

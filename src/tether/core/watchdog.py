@@ -18,6 +18,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tether.core.keeping import own_file
+
 logger = logging.getLogger("tether")
 FIRST_STEPS = 3
 """Steps before a median is used."""
@@ -38,12 +40,11 @@ def place(thread: int, file: str | None = None) -> str:
 
 def dump_stacks(path: Path, reason: str) -> None:
     """Append the stacks of all threads to a file, innermost call first."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(f"== {time.strftime('%Y-%m-%d %H:%M:%S')}: {reason}\n")
+    with own_file(path) as file:
+        file.write(f"== {time.strftime('%Y-%m-%d %H:%M:%S')}: {reason}\n".encode())
         file.flush()
         faulthandler.dump_traceback(file, all_threads=True)
-        file.write("\n")
+        file.write(b"\n")
 
 
 class Watchdog:

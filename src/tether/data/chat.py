@@ -5,6 +5,9 @@ The prompt of every reply is the text that a model would continue: its template'
 turns before. So the ids of a prompt begin the ids of prompt + response. A reward model scores
 exactly the text of its training.
 
+History is exactly the template's text. A reply is the template's text behind the prompt for it, up to
+the stop token that ends it. If the template writes none, one ends the trained reply alone.
+
 Many published templates render an earlier reply differently from the last one. Qwen3 drops its
 thought. Phi-3 ends a whole conversation, not a turn. `conversations` gives such replies their own
 sequences. `conversation` counts them if the whole text has them as they were generated.
@@ -20,15 +23,12 @@ from typing import Any, Literal
 
 from tether.core.errors import DataError, ModelError
 from tether.core.once import once
+from tether.core.thoughts import is_mark
 from tether.core.types import Conversation, Facts, Json, Message, Rollout, Spans, assistant, user
 from tether.data.rendered import FAMILIES, Marks, Rendered, marks_of, unrendered
-from tether.data.templates import ChatTemplate, RenderedReply
+from tether.data.templates import ChatTemplate
 
 _LOG = logging.getLogger("tether.data")
-_ANCHORS = ("\n", "a")
-"""Texts behind which a fragment is tokenized by tokenizers that begin every text with a space of
-their own.
-"""
 _NOTHING_TO_TRAIN = "no assistant turn to train: each is marked as not to be trained"
 
 
@@ -128,16 +128,12 @@ class ChatEncoder:
         """The settings that decide the encoding. Two roles with different values need different
         ids.
         """
-        settings: Json = {
+        tools = {} if self.chat.for_tools is None else {"tool_template": self.chat.for_tools}
+        return {
             "template": self.template,
             "system_prompt": self.system_prompt,
             "stop_ids": list(self.stop_ids),
-        }
-        return (
-            settings
-            if self.chat.for_tools is None
-            else settings | {"tool_template": self.chat.for_tools}
-        )
+        } | tools
 
     def prompt(self, messages: Conversation) -> tuple[int, ...]:
         """The ids of a conversation that waits for the assistant.
@@ -149,9 +145,9 @@ class ChatEncoder:
         messages = self._prepared(messages)
         if not messages or messages[-1].role == "assistant":
             raise DataError("a prompt must end with a turn that the assistant can answer")
-        text = self._render(messages, waiting=True)
+        text = self.chat.render(messages, waiting=True)
         self.chat.check_whole(messages, text)
-        return tuple(self._context(text, self.chat.replies(messages))[0])
+        return tuple(self._tokenize(text))
 
     def conversation(
         self,
@@ -171,10 +167,7 @@ class ChatEncoder:
             DataError: the conversation does not end on an assistant turn, or ends on an empty one.
                 None of its turns is to be trained. The template refuses it or leaves out a part.
         """
-        replies = self._answered_replies(messages)
-        wanted = range(len(replies)) if train == "all" else [len(replies) - 1]
-        encoded, _ = self._sequence(replies, {number for number in wanted if replies[number].train})
-        return encoded
+        return self._sequence(*self._replies(messages, train))[0]
 
     def conversations(
         self,
@@ -190,14 +183,10 @@ class ChatEncoder:
         Raises:
             DataError: as `conversation`.
         """
-        replies = self._answered_replies(messages)
-        wanted = range(len(replies)) if train == "all" else [len(replies) - 1]
-        missing = {number for number in wanted if replies[number].train}
-        if not missing:
-            raise DataError(_NOTHING_TO_TRAIN)
+        messages, missing = self._replies(messages, train)
         sequences = []
         while missing:
-            encoded, counted = self._sequence(replies[: max(missing) + 1], missing)
+            encoded, counted = self._sequence(messages[: max(missing) + 1], missing)
             sequences.append(encoded)
             missing -= counted
         if len(sequences) > 1:
@@ -236,7 +225,7 @@ class ChatEncoder:
         ended = (
             response_ids
             if response_ids and response_ids[-1] in self.stop_ids
-            else (*response_ids, self.stop_ids[0])
+            else (*response_ids, self.end_id)
         )
         # there is no room behind the last token
         if len(prompt_ids) + len(ended) == self.context_length + 1:
@@ -244,67 +233,100 @@ class ChatEncoder:
         return self.rollout(prompt_ids, ended)
 
     def decode(self, ids: tuple[int, ...] | list[int]) -> str:
-        """The text for people and judges: without special tokens."""
-        return self.tokenizer.decode(list(ids), skip_special_tokens=True).strip()
+        """The text for people and judges: without special tokens, but with those marks of a thought
+        that the template writes.
+        """
+        if not self._unspoken:
+            return self.tokenizer.decode(list(ids), skip_special_tokens=True).strip()
+        spoken = [token for token in ids if token not in self._unspoken]
+        return self.tokenizer.decode(spoken, skip_special_tokens=False).strip()
 
-    @property
-    def adds_stops(self) -> bool:
-        """True if the template writes no stop token after a reply, so that one is added."""
-        reply = self.chat.reply(
-            self._with_system((user("a"), assistant("b"))),
-            1 if self.system_prompt is None else 2,
-        )
-        return not any(i in self.stop_ids for i in self._tokenize(reply.text))
+    @cached_property
+    def _unspoken(self) -> frozenset[int]:
+        """The special tokens that are no marks of a thought; empty where none of them is one."""
+        texts = f"{self.template}{self.chat.for_tools or ''}"
+        added = self.tokenizer.added_tokens_decoder.items()
+        special = {number: token.content for number, token in added if token.special}
+        unspoken = {n for n, text in special.items() if not (is_mark(text) and text in texts)}
+        return frozenset(unspoken if len(unspoken) < len(special) else ())
 
-    def _render(self, messages: Conversation, *, waiting: bool) -> str:
-        return self.chat.render(messages, waiting=waiting)
+    @cached_property
+    def end_id(self) -> int:
+        """The stop token that ends a reply without calls."""
+        try:
+            return self.conversation((user("a"), assistant("b"))).ids[-1]
+        except DataError:
+            return self.stop_ids[0]
 
-    def _sequence(
-        self,
-        replies: Sequence[RenderedReply],
-        wanted: set[int],
-    ) -> tuple[Encoded, set[int]]:
-        """The conversation up to the last of these replies; of the wanted ones those count that it
-        has as they were generated.
+    def _sequence(self, messages: Conversation, wanted: set[int]) -> tuple[Encoded, set[int]]:
+        """A conversation that ends with a reply; of the wanted turns those count that it has as
+        they were generated.
 
-        Returns the ids, and the numbers of the replies that count.
+        Returns the ids, and the places of the turns that count.
 
         Raises:
             DataError: none of them counts.
         """
-        final = replies[-1]
-        ids, spans = self._context(final.before, replies[:-1])
-        spans[len(replies) - 1] = (len(ids), len(ids) + len(body := self._ended(final.text)))
-        ids += body
-        trained = [False] * len(ids)
-        counted = wanted & spans.keys()
-        if not counted:
+        final = len(messages) - 1
+        before, text = self.chat.reply(messages[:-1], messages[-1])
+        ids = self._tokenize(before)
+        spans = self._spans(before, ids, messages, wanted - {final})
+        body = self._continued(before, text)
+        body += [] if body and body[-1] in self.stop_ids else self.stop_ids[:1]
+        if final in wanted:
+            spans[final] = (len(ids), len(ids) + len(body))
+        if not spans:
             raise DataError(_NOTHING_TO_TRAIN)
-        for number in counted:
-            start, stop = spans[number]
+        trained = [False] * (len(ids) + len(body))
+        for start, stop in spans.values():
             trained[start:stop] = [True] * (stop - start)
-        return Encoded(tuple(ids), tuple(trained)), counted
+        return Encoded((*ids, *body), tuple(trained)), {*spans}
 
-    def _context(
+    def _spans(
         self,
         text: str,
-        replies: Sequence[RenderedReply],
-    ) -> tuple[list[int], dict[int, tuple[int, int]]]:
-        """The ids of a rendered text, and the first and last place + 1 of each reply that is in it
-        as it was generated.
+        ids: Sequence[int],
+        messages: Conversation,
+        wanted: set[int],
+    ) -> dict[int, tuple[int, int]]:
+        """The first token and the last + 1 of every wanted turn that a prompt has as it was
+        generated.
         """
-        ids: list[int] = []
         spans: dict[int, tuple[int, int]] = {}
-        position = 0
-        for number, reply in enumerate(replies):
-            if len(reply.before) < position or not text.startswith(reply.whole):
-                continue
-            ids += self._tokenize(text[position : len(reply.before)], begins=position == 0)
-            body = self._ended(reply.text)
-            spans[number] = (len(ids), len(ids) + len(body))
-            ids += body
-            position = len(reply.whole)
-        return ids + self._tokenize(text[position:], begins=position == 0), spans
+        place = (0, 0)
+        for index in sorted(wanted):
+            before, reply = self.chat.reply(messages[:index], messages[index])
+            start = self._place(text, ids, place, before)
+            stop = start and self._place(text, ids, start, before + reply)
+            if start and stop and ids[stop[1] - 1] in self.stop_ids:
+                spans[index] = (start[1], stop[1])
+                place = stop
+        return spans
+
+    def _place(
+        self,
+        text: str,
+        ids: Sequence[int],
+        other: tuple[int, int],
+        part: str,
+    ) -> tuple[int, int] | None:
+        """The characters of a text's first part, and the number of ids that encode them, counted
+        from another such place. None if the text begins otherwise, or an id lies on both sides.
+        """
+        for begin, place in (other, (0, 0)) if text.startswith(part) else ():
+            piece = self._tokenize(part[begin:])
+            if ids[place : place + len(piece)] == piece:
+                return len(part), place + len(piece)
+        return None
+
+    def _continued(self, before: str, text: str) -> list[int]:
+        """The ids of a text that a model writes behind the ids of another one."""
+        # an id of both texts may lie on both sides; behind other texts, none of this one does
+        for other in (before, "\n", "a"):
+            own, both = self._tokenize(other), self._tokenize(other + text)
+            if both[: len(own)] == own:
+                return both[len(own) :]
+        return self._tokenize(text)
 
     def _prepared(self, messages: Conversation) -> Conversation:
         return self._with_system(unrendered(messages, self._marks, self.rendered))
@@ -314,26 +336,43 @@ class ChatEncoder:
             return messages
         return (Message("system", self.system_prompt), *messages)
 
-    def _answered_replies(self, messages: Conversation) -> list[RenderedReply]:
-        """The replies of a conversation that ends with one.
+    def _replies(
+        self,
+        messages: Conversation,
+        train: Literal["all", "last"],
+    ) -> tuple[Conversation, set[int]]:
+        """The turns of a conversation that ends with a reply, and the places of those to be
+        trained.
 
         Raises:
-            DataError: it ends on another turn or an empty one, or see `ChatTemplate.reply`.
+            DataError: it ends on another turn or an empty one, or none is to be trained.
         """
         messages = self._prepared(messages)
         if not messages or messages[-1].role != "assistant":
             raise DataError("the conversation does not end with an assistant turn")
         if messages[-1].is_empty:
             raise DataError("the assistant's reply is empty")
-        return self.chat.replies(messages)
+        first = 0 if train == "all" else len(messages) - 1
+        wanted = {
+            place
+            for place, message in enumerate(messages)
+            if message.role == "assistant" and message.train and place >= first
+        }
+        if not wanted:
+            raise DataError(_NOTHING_TO_TRAIN)
+        return messages, wanted
 
-    def _tokenize(self, text: str, *, begins: bool = False) -> list[int]:
-        """The ids of a text, or of a fragment that follows another text.
+    def _tokenize(self, text: str) -> list[int]:
+        """The ids of a text.
 
         Raises:
             DataError: it needs a token that the model has no embedding for.
         """
-        ids = self._ids(text, begins) if text else []
+        ids = (
+            self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+            if text
+            else []
+        )
         if max(ids, default=0) >= self.vocabulary:
             token = self.tokenizer.convert_ids_to_tokens(max(ids))
             raise DataError(
@@ -341,51 +380,9 @@ class ChatEncoder:
             )
         return ids
 
-    def _ids(self, text: str, begins: bool) -> list[int]:
-        if begins or self._anchor is None:
-            return self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        anchor = self.tokenizer(self._anchor, add_special_tokens=False)["input_ids"]
-        ids = self.tokenizer(self._anchor + text, add_special_tokens=False)["input_ids"]
-        if ids[: len(anchor)] == anchor:
-            return ids[len(anchor) :]
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
-
-    @cached_property
-    def _anchor(self) -> str | None:
-        """A text behind which a fragment gets no space of its own; None where the tokenizer adds
-        none (SentencePiece does).
-        """
-
-        def pieces(text: str) -> list[str]:
-            return self.tokenizer.convert_ids_to_tokens(
-                self.tokenizer(text, add_special_tokens=False)["input_ids"],
-            )
-
-        if not pieces("The")[:1] or not pieces("The")[0].startswith("▁"):
-            return None
-        behind = ((anchor, pieces(anchor), pieces(f"{anchor}The")) for anchor in _ANCHORS)
-        return next(
-            (
-                a
-                for a, own, both in behind
-                if both[: len(own)] == own and both[len(own) :][0][:1] != "▁"
-            ),
-            None,
-        )
-
-    def _ended(self, reply: str) -> list[int]:
-        """A reply's ids, with a stop token where the template writes none."""
-        ids = self._tokenize(reply)
-        return ids if ids and ids[-1] in self.stop_ids else [*ids, self.stop_ids[0]]
-
     @cached_property
     def _marks(self) -> tuple[Marks, ...]:
         """Marks of rendered texts: the template's own first, then those of published families."""
-        if self.rendered == "keep":
-            return ()
         special = (self.tokenizer.bos_token, self.tokenizer.eos_token, *self.chat.stops)
-        own = marks_of(
-            lambda messages, waiting: self._render(messages, waiting=waiting),
-            tuple(filter(None, special)),
-        )
+        own = marks_of(self.chat.if_taken, tuple(filter(None, special)))
         return FAMILIES if own is None else (own, *FAMILIES)

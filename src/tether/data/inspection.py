@@ -33,8 +33,10 @@ from tether.core.types import (
 )
 from tether.core.visible import visible
 from tether.data.formats.containers import left_out, places
+from tether.data.formats.conversions import prompt_of
 from tether.data.formats.fields import prompt_digest, short_hash
-from tether.data.formats.registry import KINDS, Format, format_named, prompt_of
+from tether.data.formats.registry import Format, format_named
+from tether.data.formats.table import KINDS
 from tether.data.rendered import family_of
 from tether.data.sources import Quarantine, detect_format, group_of, read
 from tether.stats import Estimate, grouped_share
@@ -45,16 +47,6 @@ if TYPE_CHECKING:
 
 Votes = dict[str, int]
 """Votes on a pair: the annotator of each, and the side."""
-
-READ_BY = {
-    Comparison: "[reward], [direct]",
-    Demonstration: '[sft], [rounds] with method = "spin"',
-    Feedback: "[kto]",
-    Prompt: "[pairs], [ppo], [grpo], [reinforce], [best_of_n], [online_direct], [rounds], [evaluate]",
-    StepLabels: "[process]",
-    Problem: 'every section with reward_source = "verifiable"',
-}
-"""The sections of a recipe that learn from each kind of row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +168,11 @@ class Inspection:
             lean = -annotation.preference if flip else annotation.preference
             votes.setdefault(annotation.annotator, (lean > 0) - (lean < 0))
 
-    def _sample(self, record: Record, texts: Mapping[str, str]) -> None:
+    def _sample(
+        self,
+        record: Record,
+        texts: Mapping[str, str],
+    ) -> None:
         if len(self.examples) < self.num_examples:
             self.examples.append(_example(record, texts))
         elif (place := self._draw.randrange(self.rows)) < self.num_examples:
@@ -244,7 +240,7 @@ def _layouts(
     first = next(iter(layouts.values())).kind
     others = {name: layouts.pop(name) for name in list(layouts) if layouts[name].kind is not first}
     return layouts, unread | {
-        name: f"holds {KINDS[other.kind][0]}, inspect it by itself"
+        name: f"holds {KINDS[other.kind].name}, inspect it by itself"
         for name, other in others.items()
     }
 
@@ -383,14 +379,17 @@ def inspection_tables(inspection: Inspection) -> RenderableType:
         ensure_ascii=False,
     )
     parts.append(
-        f"Use it in {READ_BY[inspection.kind]}:\n  data = {{ path = {path} }}".replace("[", "\\["),
+        f"Use it in {KINDS[inspection.kind].read_by}:\n  data = {{ path = {path} }}".replace(
+            "[",
+            "\\[",
+        ),
     )
     return Group(*parts)
 
 
 def _overview(inspection: Inspection) -> list[tuple[str, str]]:
     rows = [
-        ("format", f"{inspection.format} ({KINDS[inspection.kind][0]})"),
+        ("format", f"{inspection.format} ({KINDS[inspection.kind].name})"),
         ("usable rows", f"{inspection.rows:,}"),
         ("quarantined", f"{inspection.quarantine.count:,}"),
         (
@@ -423,7 +422,11 @@ def _overview(inspection: Inspection) -> list[tuple[str, str]]:
     return rows + [(label, f"{count:,}") for label, count in inspection.labels.items()]
 
 
-def _table(title: str, rows: Sequence[Sequence[str]], *header: str) -> Table:
+def _table(
+    title: str,
+    rows: Sequence[Sequence[str]],
+    *header: str,
+) -> Table:
     """Names down the left; numbers to the right where there is a header over them."""
     from rich.table import Table
     from rich.text import Text

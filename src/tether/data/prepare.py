@@ -16,6 +16,7 @@ from itertools import accumulate
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from tether.core.errors import DataError
+from tether.core.left_out import left_out_words, too_long
 from tether.core.protocols import now_doing
 from tether.core.types import Comparison, Feedback
 from tether.data.batches import cut_together
@@ -40,7 +41,7 @@ class Split(NamedTuple, Generic[Prepared]):
     heldout_ties: int = 0
 
 
-def prepare(
+def encoded_split(
     rows: Sequence[Row],
     encode: Callable[[Sequence[Row]], Encoding[Prepared]],
     heldout_fraction: float,
@@ -63,6 +64,8 @@ def prepare(
         raise DataError(
             f"none of {len(rows)} {noun} can be used for training: {reasons or 'there are none'}",
         )
+    if words := left_out_words(reasons, len(rows)):
+        _LOG.warning("%s: %s", noun, words)
     warn_without_held_out(len(test), heldout_fraction, noun)
     return Split(train, test, reasons, more.get("tie", 0))
 
@@ -91,20 +94,19 @@ def encode_rows(rows: Iterable[Row], encode: Callable[[Row], Prepared]) -> Encod
 
 
 class Limit(NamedTuple):
-    """The most tokens that a row may have, and the name of that number."""
+    """The most tokens that a row may have, and the key that says so; empty for the model's
+    context.
+    """
 
     tokens: int
-    name: str
+    key: str
 
 
 def limit_of(encoder: ChatEncoder, max_length: int, option: str) -> Limit:
     """The smaller one of a stage's `max_length`, the setting `option`, and the model's context."""
     if encoder.context_length < max_length:
-        return Limit(
-            encoder.context_length,
-            f"the model's context of {encoder.context_length} tokens",
-        )
-    return Limit(max_length, f"{option} = {max_length} tokens")
+        return Limit(encoder.context_length, "")
+    return Limit(max_length, option)
 
 
 def within(sequence: Encoded, limit: Limit) -> Encoded:
@@ -114,7 +116,11 @@ def within(sequence: Encoded, limit: Limit) -> Encoded:
         DataError: it is longer; the error names the limit.
     """
     if len(sequence) > limit.tokens:
-        raise DataError(f"longer than {limit.name}")
+        raise DataError(
+            too_long(len(sequence), *limit)
+            if limit.key
+            else f"longer than the model's context of {limit.tokens} tokens",
+        )
     return sequence
 
 
@@ -330,7 +336,7 @@ def prepare_feedback(
             prompt.
     """
     encode = partial(encode_feedback, encoder=encoder, max_length=max_length, option=option)
-    split = prepare(rows, encode, heldout_fraction, seed, "judged responses")
+    split = encoded_split(rows, encode, heldout_fraction, seed, "judged responses")
     kinds = {verdict for judged in split.train for verdict in judged.desirable}
     if len(kinds) == 1:
         raise DataError(

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import logging
 import re
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import takewhile
+from pathlib import Path
 from typing import Literal
 
 from tether.core.errors import DataError
 from tether.core.once import once
 from tether.core.types import ChatRole, Conversation, Message, assistant, user
 
-_PIECES = re.compile(r"<[^<>\s]*>|\[[^\[\]\s]*\]|\s+|\w+|.", re.DOTALL)
+PIECES = re.compile(r"<[^<>\s]*>|\[[^\[\]\s]*\]|\s+|\w+|.", re.DOTALL)
 """Marks, runs of white space, words and other characters."""
 _LOG = logging.getLogger("tether.data")
 Rendered = Literal["auto", "split", "keep"]
@@ -30,6 +33,7 @@ _QUESTION = "qzjxk"
 _ANSWER = "zkqvj"
 _RULES = "jqxvz"
 """Words that no template writes."""
+_ROLES: tuple[ChatRole, ...] = ("user", "assistant", "system")
 _NO_REPLY = re.compile(r"(<think>\s*(</think>)?)?")
 """Content of a last turn that only waits for a reply."""
 _PREFACE = re.compile(r"\s*Below is an instruction[^\n]*\n\s*")
@@ -79,17 +83,13 @@ class Marks:
 
         Weak headers such as "User:" need the assistant's header at the very end.
         """
-        text = _PREFACE.sub("", text, count=1)
-        start = self._edge.match(text)
-        first = self._header.match(text, start.end() if start else 0)
+        text = self._edge.sub("", _PREFACE.sub("", text.rstrip(), count=1), count=1)
+        first = self._header.match(text)
         if first is None or self._role(first) == "assistant":
             return False
-        later = [self._role(match) for match in self._header.finditer(text, first.end())]
-        if "assistant" not in later:
-            return False
-        *_, last = self._header.finditer(text)
-        return self.is_strong or (
-            self._role(last) == "assistant" and not text[last.end() :].strip()
+        return any(
+            self._role(match) == "assistant" and (match.end() == len(text) or self.is_strong)
+            for match in self._header.finditer(text, first.end())
         )
 
     def holds(self, text: str) -> bool:
@@ -121,12 +121,12 @@ class Marks:
 
     def bare(self, text: str) -> str:
         """A text without white space and end marks around it."""
-        ends = [end for end in self.ends if end]
-        text = text.strip()
-        while end := next((end for end in ends if text.endswith(end)), ""):
-            text = text[: -len(end)].rstrip()
-        while end := next((end for end in ends if text.startswith(end)), ""):
-            text = text[len(end) :].lstrip()
+        return self._edge.sub("", self._cut(text), count=1).rstrip()
+
+    def _cut(self, text: str) -> str:
+        """A text without the end marks behind it; without any, it keeps its white space."""
+        while end := next((end for end in self.ends if text.rstrip().endswith(end)), ""):
+            text = text.rstrip().removesuffix(end).rstrip()
         return text
 
     def ended(self, text: str) -> str:
@@ -136,10 +136,7 @@ class Marks:
         header = self._header.match(text, len(text) - len(text.lstrip()))
         if self.is_strong and header is not None and self._role(header) == "assistant":
             text = text[header.end() :].lstrip("\n")
-        stripped = text.rstrip()
-        while end := next((end for end in self.ends if end and stripped.endswith(end)), ""):
-            text = stripped = stripped[: -len(end)].rstrip()
-        return text
+        return self._cut(text)
 
     def _role(self, match: re.Match[str]) -> ChatRole:
         return self._roles[_squeezed(match[0])]
@@ -177,77 +174,23 @@ def _with_system_apart(message: Message) -> Iterator[Message]:
     yield replace(message, content=match["rest"])
 
 
-def _family(name: str, asks: str, answers: str, system: str = "", ends: str = "") -> Marks:
-    headers: list[tuple[ChatRole, str]] = [("user", asks), ("assistant", answers)]
-    if system:
-        headers.append(("system", system))
-    return Marks(name, tuple(headers), tuple(ends.split()))
-
-
-FAMILIES: tuple[Marks, ...] = (
-    _family(
-        "ChatML",
-        "<|im_start|>user",
-        "<|im_start|>assistant",
-        "<|im_start|>system",
-        "<|im_end|> <s> </s> <|endoftext|>",
-    ),
-    _family(
-        "Llama 3",
-        "<|start_header_id|>user<|end_header_id|>",
-        "<|start_header_id|>assistant<|end_header_id|>",
-        "<|start_header_id|>system<|end_header_id|>",
-        "<|begin_of_text|> <|eot_id|> <|end_of_text|>",
-    ),
-    _family(
-        "Llama 4",
-        "<|header_start|>user<|header_end|>",
-        "<|header_start|>assistant<|header_end|>",
-        "<|header_start|>system<|header_end|>",
-        "<|begin_of_text|> <|eot|>",
-    ),
-    _family("Llama 2 and Mistral", "[INST]", "[/INST]", "", "<s> </s>"),
-    _family(
-        "Gemma",
-        "<start_of_turn>user",
-        "<start_of_turn>model",
-        "",
-        "<bos> <end_of_turn> <eos>",
-    ),
-    _family(
-        "Zephyr and Phi",
-        "<|user|>",
-        "<|assistant|>",
-        "<|system|>",
-        "<s> </s> <|end|> <|endoftext|>",
-    ),
-    _family(
-        "DeepSeek",
-        "<｜User｜>",
-        "<｜Assistant｜>",
-        "",
-        "<｜begin▁of▁sentence｜> <｜end▁of▁sentence｜>",
-    ),
-    _family(
-        "Command R",
-        "<|START_OF_TURN_TOKEN|><|USER_TOKEN|>",
-        "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>",
-        "<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>",
-        "<BOS_TOKEN> <|END_OF_TURN_TOKEN|>",
-    ),
-    _family("Guanaco", "### Human:", "### Assistant:", "", "</s>"),
+_TABLE: dict[str, dict[str, list[str]]] = tomllib.loads(
+    Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"),
+)
+FAMILIES: tuple[Marks, ...] = tuple(
     Marks(
-        "Alpaca",
-        (("user", "### Instruction:"), ("user", "### Input:"), ("assistant", "### Response:")),
-        ("</s>", "<|endoftext|>"),
-    ),
+        name,
+        tuple((role, text) for role in _ROLES for text in own.get(role, ())),
+        tuple(own["ends"]),
+    )
+    for name, own in _TABLE.items()
 )
 """Marks of published templates, by which rendered texts are recognised without a tokenizer."""
 
 
 def family_of(text: str) -> Marks | None:
     """The published family whose marks a text begins with."""
-    return next((marks for marks in FAMILIES if marks.begins(text)), None)
+    return _found(text, FAMILIES, "auto")
 
 
 def unrendered(
@@ -265,7 +208,7 @@ def unrendered(
     Raises:
         DataError: a reply repeats another conversation than its prompt.
     """
-    if mode == "keep" or not known_marks:
+    if mode == "keep":
         return messages
     places = [index for index, message in enumerate(messages) if message.role == "user"]
     if (
@@ -278,7 +221,11 @@ def unrendered(
     return messages
 
 
-def _found(text: str, known_marks: Sequence[Marks], mode: Rendered) -> Marks | None:
+def _found(
+    text: str,
+    known_marks: Sequence[Marks],
+    mode: Rendered,
+) -> Marks | None:
     return next(
         (
             marks
@@ -289,7 +236,11 @@ def _found(text: str, known_marks: Sequence[Marks], mode: Rendered) -> Marks | N
     )
 
 
-def _with_turns(messages: Conversation, place: int, marks: Marks) -> Conversation:
+def _with_turns(
+    messages: Conversation,
+    place: int,
+    marks: Marks,
+) -> Conversation:
     """The conversation whose turn at `place` is a rendered one."""
     _report(marks)
     turns = marks.turns(messages[place].content)
@@ -347,25 +298,23 @@ def _report(marks: Marks) -> None:
     )
 
 
-def marks_of(render: Callable[[Conversation, bool], str], ends: tuple[str, ...]) -> Marks | None:
+def marks_of(render: Callable[..., str | None], ends: tuple[str, ...]) -> Marks | None:
     """The marks of a template, learned from what it writes around words that it cannot know.
 
     Args:
-        render: (conversation, wait for the assistant) -> text.
+        render: (conversation, waiting=for the assistant) -> text; None where the template refuses.
         ends: the tokens that end turns or begin texts.
 
     Returns:
         None where the template refuses such a conversation or writes no header.
     """
-    try:
-        text = render((user(_QUESTION), assistant(_ANSWER), user(_QUESTION)), True)
-    except DataError:
-        return None
-    pieces = re.split(f"{_QUESTION}|{_ANSWER}", text)
+    text = render((user(_QUESTION), assistant(_ANSWER), user(_QUESTION)), waiting=True)
+    pieces = re.split(f"{_QUESTION}|{_ANSWER}", text or "")
     if len(pieces) != 4:
         return None
     start, to_answer, to_question, waiting = pieces
-    asks = _without_ends(_common_end(start, to_question), ends)
+    backwards = (PIECES.findall(text)[::-1] for text in (start, to_question))
+    asks = _without_ends("".join(_shared(*backwards)[::-1]), ends)
     end = to_question.removesuffix(asks)
     answers = _without_ends(to_answer.removeprefix(common_start(to_answer, end)), ends)
     waits = _without_ends(waiting.removeprefix(common_start(waiting, end)), ends)
@@ -375,9 +324,13 @@ def marks_of(render: Callable[[Conversation, bool], str], ends: tuple[str, ...])
         headers.append(("assistant", opening))
     if min(len(header) for _, header in headers) < 3 or len({header for _, header in headers}) < 2:
         return None
-    system = _system_header(render, asks, ends)
-    if system:
+    rules = render((Message("system", _RULES), user(_QUESTION)), waiting=True) or ""
+    before, _, behind = rules.partition(_RULES)
+    system = _without_ends(before, ends).strip()
+    # some templates have none, or write the system text into the user's turn
+    if len(system) >= 3 and not system.startswith(asks.strip()) and asks.strip() in behind:
         headers.append(("system", system))
+        ends = (*ends, behind.partition(asks.strip())[0].strip())
     spare = {
         start.removesuffix(asks).strip(),
         end.strip(),
@@ -387,22 +340,6 @@ def marks_of(render: Callable[[Conversation, bool], str], ends: tuple[str, ...])
     return Marks("the model's chat template", tuple(headers), tuple(sorted(spare)))
 
 
-def _system_header(
-    render: Callable[[Conversation, bool], str],
-    asks: str,
-    ends: tuple[str, ...],
-) -> str:
-    """The text before a system turn; empty where the template has none, or writes the system text
-    into the user's turn.
-    """
-    try:
-        text = render((Message("system", _RULES), user(_QUESTION)), True)
-    except DataError:
-        return ""
-    header = _without_ends(text.partition(_RULES)[0], ends).strip()
-    return "" if len(header) < 3 or header.startswith(asks.strip()) else header
-
-
 def _without_ends(text: str, ends: tuple[str, ...]) -> str:
     """A text without the end marks before it."""
     while end := next((end for end in ends if end and text.lstrip().startswith(end)), ""):
@@ -410,22 +347,11 @@ def _without_ends(text: str, ends: tuple[str, ...]) -> str:
     return text.lstrip()
 
 
-def common_start(*texts: str) -> str:
-    """Common beginning of all texts, in whole marks, words and runs of white space."""
-    split = [_PIECES.findall(text) for text in texts]
-    shared: list[str] = []
-    for pieces in zip(*split, strict=False):
-        if len(set(pieces)) > 1:
-            break
-        shared.append(pieces[0])
-    return "".join(shared)
+def common_start(one: str, other: str) -> str:
+    """Common beginning of both texts, in whole marks, words and runs of white space."""
+    return "".join(_shared(PIECES.findall(one), PIECES.findall(other)))
 
 
-def _common_end(one: str, other: str) -> str:
-    """Common end of both texts, in whole marks, words and runs of white space."""
-    shared: list[str] = []
-    for a, b in zip(reversed(_PIECES.findall(one)), reversed(_PIECES.findall(other)), strict=False):
-        if a != b:
-            break
-        shared.insert(0, a)
-    return "".join(shared)
+def _shared(one: list[str], other: list[str]) -> list[str]:
+    pairs = zip(one, other, strict=False)
+    return [piece for piece, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]

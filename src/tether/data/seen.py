@@ -7,9 +7,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from tether.core.keeping import write_whole
 from tether.core.types import Json, Prompt, Record
+from tether.data.formats.conversions import prompt_of
 from tether.data.formats.fields import prompt_digest
-from tether.data.formats.registry import prompt_of
 
 FILE = "trained_prompts.txt"
 
@@ -26,7 +27,7 @@ def write_seen(folder: Path, records: Iterable[Record]) -> None:
     line each.
     """
     digests = sorted({digest_of(record) for record in records})
-    (folder / FILE).write_text("".join(f"{digest}\n" for digest in digests), encoding="utf-8")
+    write_whole(folder / FILE, "".join(f"{digest}\n" for digest in digests).encode())
 
 
 def read_seen(folder: Path) -> set[str] | None:

@@ -12,8 +12,9 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,27 +22,30 @@ from tether.core.errors import DataError
 from tether.core.once import once
 from tether.core.rundir import append_jsonl
 from tether.core.types import Demonstration, Json, Problem, Prompt, Record
-from tether.data.formats.advice import answer_like
 from tether.data.formats.cells import Cells
 from tether.data.formats.columns import renamed, strange_names
 from tether.data.formats.containers import Numbered, Place, places
+from tether.data.formats.conversions import prompt_of
+from tether.data.formats.evidence import Evidence
 from tether.data.formats.fields import LeftOutError, Reader, prompt_digest, short_hash
 from tether.data.formats.json_rows import BadRow, Row
+from tether.data.formats.rankings import gather
 from tether.data.formats.registry import (
     FORMATS,
-    KINDS,
     Format,
+    answer_like,
     detect,
     format_named,
     kind_reader,
-    prompt_of,
 )
-from tether.data.formats.trees import gather
+from tether.data.formats.table import KINDS
 
 T = TypeVar("T")
 
 SNIFFED_ROWS = 32
 LOOKED_AT = 16
+LOOKED_AT_OF_HUB = 10_000
+"""Rows of the hub that decide what a column means."""
 _LOG = logging.getLogger("tether.data")
 UNUSED_ANSWERS = (
     "%s is read as prompts alone; %s look like answers and are not used. If they are, name them by "
@@ -88,7 +92,6 @@ class Quarantine:
             self.examples.append(entry)
         if self._path is not None:
             try:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
                 append_jsonl(self._path, [entry])
             except OSError as error:
                 raise DataError(
@@ -103,9 +106,9 @@ class Quarantine:
         self.unused.update(other.unused)
         self.examples += other.examples[: self._keep - len(self.examples)]
 
-    def top_reasons(self, limit: int = 3) -> str:
+    def top_reasons(self) -> str:
         """The commonest reasons with their counts, as a phrase."""
-        return "; ".join(f"{reason} ({count})" for reason, count in self.reasons.most_common(limit))
+        return "; ".join(f"{reason} ({count})" for reason, count in self.reasons.most_common(3))
 
     def unused_columns(self, limit: int = 12) -> str:
         """The names of columns that were not used, as a phrase; empty if all were used."""
@@ -121,9 +124,9 @@ class Quarantine:
         }
 
 
-def _excerpt(row: object, longest: int = 400) -> str:
+def _excerpt(row: object) -> str:
     words = row if isinstance(row, str) else json.dumps(row, ensure_ascii=False, default=str)
-    return words if len(words) <= longest else words[: longest - 1] + "…"
+    return words if len(words) <= 400 else words[:399] + "…"
 
 
 def read(
@@ -167,16 +170,8 @@ def read(
     if limit is not None and limit < 0:
         raise DataError(f"limit is {limit}; it must be 0 or more, or None for all records.")
     layout = None if format == "auto" else format_named(format)
-    files = places(sources)
-    seen = set()
-    records = (
-        r
-        for place in files
-        for r in _File(place, quarantine, strict, seen, check=check, columns=columns or {}).records(
-            kind,
-            layout,
-        )
-    )
+    files = _files(sources, columns, quarantine, strict=strict)
+    records = (r for file in files for r in replace(file, check=check).records(kind, layout))
     return itertools.islice(records, limit)
 
 
@@ -192,9 +187,8 @@ def read_rows(
     Raises:
         MissingFileError, DataError: as `read`.
     """
-    for place in places(sources):
-        file = _File(place, quarantine, False, set())
-        yield from file.values(itertools.islice(place.rows(), limit), parse, named=False)
+    for file in _files(sources, None, quarantine):
+        yield from file.values(itertools.islice(file.place.rows(), limit), parse, named=False)
 
 
 def look(
@@ -215,24 +209,42 @@ def look(
     """
     layout = None if format == "auto" else format_named(format)
     local = [source for source in sources if not source.startswith("hub:")]
-    for place in places(local)[:LOOKED_AT] if local else ():
-        next(
-            _File(place, Quarantine(keep=0), strict, set(), columns=columns or {}).records(
-                kind,
-                layout,
-            ),
-            None,
-        )
+    files = _files(local, columns, Quarantine(keep=0), strict=strict) if local else ()
+    for file in files[:LOOKED_AT]:
+        next(file.records(kind, layout), None)
 
 
 def detect_format(source: str | Path, columns: Mapping[str, str] | None = None) -> Format:
     """The format of a file or of a hub data set; `columns` as in `read`."""
-    (place,) = places(source)
-    return detect(
-        _File(place, Quarantine(keep=0), False, set(), columns=columns or {}).sniff()[1],
-        None,
-        place.name,
-    )
+    (file,) = _files(source, columns, Quarantine(keep=0))
+    return detect(file.sniff()[1], None, file.place.name)
+
+
+def _files(
+    sources: str | Path | Sequence[str | Path],
+    columns: Mapping[str, str] | None,
+    quarantine: Quarantine | None,
+    *,
+    strict: bool = False,
+) -> list[_File]:
+    """The files of the sources. Those of one source share what all of its rows say together."""
+    seen: set[int] = set()
+    files: list[_File] = []
+    for _, group in itertools.groupby(places(sources), lambda place: place.source):
+        own = [_File(place, quarantine, strict, seen, columns=columns or {}) for place in group]
+        evidence = Evidence(own[0].place.source, partial(_rows_of, own))
+        files += [replace(file, evidence=evidence) for file in own]
+    return files
+
+
+def _rows_of(files: Sequence[_File]) -> Iterator[Row]:
+    """The good rows of all these files under a format's names; of the hub the first ones."""
+    for file in files:
+        most = LOOKED_AT_OF_HUB if file.place.source.startswith("hub:") else None
+        with suppress(DataError):  # which is raised where the file is read
+            for _, row in itertools.islice(gather(file.place.rows()), most):
+                if isinstance(of_format := file.named(row), dict):
+                    yield of_format
 
 
 @dataclass
@@ -244,8 +256,9 @@ class _File:
     strict: bool
     seen: set[int]
     _: KW_ONLY
+    columns: Mapping[str, str]
     check: Callable[[Any], None] | None = None
-    columns: Mapping[str, str] = field(default_factory=dict)
+    evidence: Evidence = field(default_factory=lambda: Evidence("", list))
     bad: Quarantine = field(default_factory=lambda: Quarantine(keep=1))
     num_records: int = 0
 
@@ -265,7 +278,7 @@ class _File:
             self._log()
         if not self.num_records:
             hint = f"no row gave one, read as {layout.name}. Name its format if that is wrong."
-            raise DataError(f"{self.place.name} holds no {KINDS[kind][0]}: {hint}")
+            raise DataError(f"{self.place.name} holds no {KINDS[kind].name}: {hint}")
 
     def _log(self) -> None:
         """Name bad rows and unused columns, also where a caller stops before the last row."""
@@ -309,21 +322,22 @@ class _File:
         """
         stream = gather(self.place.rows())
         while head := list(itertools.islice(stream, SNIFFED_ROWS)):
-            named = [(line, row, self._renamed(row)) for line, row in head]
+            named = [(line, row, self.named(row)) for line, row in head]
             if good := [row for _, _, row in named if not isinstance(row, BadRow | DataError)]:
                 return head, good, stream
             for line, row, fault in named:
                 self.reject(line, row, fault if isinstance(fault, DataError) else None)
         raise self._unusable()
 
-    def _renamed(self, row: Row | BadRow) -> Row | BadRow | DataError:
+    def named(self, row: Row | BadRow) -> Row | BadRow | DataError:
         """The row under a format's names, or the reason why it has none."""
         try:
-            return (
-                renamed(row, self.columns) if self.columns and not isinstance(row, BadRow) else row
-            )
+            return row if isinstance(row, BadRow) else self._renamed(row)
         except DataError as error:
             return error
+
+    def _renamed(self, row: Row) -> Row:
+        return renamed(row, self.columns) if self.columns else row
 
     def reject(self, line: int, row: Row | BadRow, error: Exception | None = None) -> None:
         reason, content = (
@@ -339,14 +353,15 @@ class _File:
                 quarantine.add(self.place.name, line, reason, content)
 
     def _row(self, line: int, row: Row, parse: Reader[T], named: bool) -> Iterator[T]:
-        of_format = self._renamed(row)
-        if isinstance(of_format, DataError | BadRow):
-            self.reject(line, row, of_format if isinstance(of_format, DataError) else None)
+        try:
+            of_format = self.evidence.settled(self._renamed(row))
+        except DataError as error:
+            self.reject(line, row, error)
             return
         cells = Cells(of_format)
         own = identity(cells) if named else ""
         try:
-            parts = list(parse(cells if named else row))
+            parts = list(parse(cells if named else of_format))
         except (DataError, OverflowError) as error:
             self._check_names(cells.unread())
             too_large = DataError("not a number: the row has one that is too large")
@@ -355,7 +370,8 @@ class _File:
         self._check_names(cells.unread())
         if named and not parts:
             self.reject(line, row, DataError("no record: read in this format, the row gives none"))
-        name = self._name(line, own) if named else ""
+        place = f"{self.place.stem}:{line}"
+        name = self._unique(own, place) if own else place
         before = self.num_records
         try:
             for number, part in enumerate(parts, 1):
@@ -371,7 +387,11 @@ class _File:
                 if not (named and isinstance(part, Record)):
                     yield part
                     continue
-                part = replace(part, id=name if len(parts) == 1 else f"{name}:{number}")
+                several = len(parts) > 1
+                part = replace(
+                    part,
+                    id=self._unique(f"{name}:{number}", place) if several else name,
+                )
                 is_asked = isinstance(part, Prompt | Problem)
                 yield (
                     replace(part, row={own: of_format[own] for own in self.columns} | row)
@@ -407,14 +427,12 @@ class _File:
             if quarantine is not None:
                 quarantine.unused.update(cells.unused())
 
-    def _name(self, line: int, own: str) -> str:
-        place = f"{self.place.stem}:{line}"
-        if not own:
-            return place
-        if short_hash(own) in self.seen:
-            return f"{own}@{place}"
-        self.seen.add(short_hash(own))
-        return own
+    def _unique(self, name: str, place: str) -> str:
+        """The name, with the place of its row if an earlier one has it."""
+        while short_hash(name) in self.seen:
+            name = f"{name}@{place}"
+        self.seen.add(short_hash(name))
+        return name
 
     def _unusable(self) -> DataError:
         if not self.bad.count:

@@ -12,14 +12,16 @@ import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
+from itertools import count
 from typing import Any
 
 from tether.core.errors import DataError, ModelError
 from tether.core.once import once
-from tether.core.types import Conversation, Json, Message
-from tether.data.rendered import common_start
+from tether.core.thoughts import thought_apart
+from tether.core.types import Conversation, Json, Message, user
+from tether.data.rendered import PIECES, common_start
 
 _LOG = logging.getLogger("tether.data")
 PLAIN_TEMPLATE = (
@@ -30,24 +32,8 @@ PLAIN_TEMPLATE = (
 )
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 """Keys under which templates look for the thought before a reply."""
-_MARK = re.compile(r"<[^<>\s]+>")
 _PROBES = ("zqx", "qjv")
-"""Replies that begin differently: what their renderings share is the template's own text."""
-
-
-@dataclass(frozen=True)
-class RenderedReply:
-    """A reply as a model would generate it: the text before it, and its own text up to the stop
-    token that ends it.
-    """
-
-    before: str
-    text: str
-    train: bool
-
-    @property
-    def whole(self) -> str:
-        return self.before + self.text
+"""Words that no template writes."""
 
 
 class ChatTemplate:
@@ -68,143 +54,100 @@ class ChatTemplate:
         stops: Sequence[str],
     ) -> None:
         self.tokenizer = tokenizer
-        self.stops = tuple(stop for stop in stops if stop)
+        self.stops = tuple(filter(None, stops))
+        self._stop = re.compile("|".join(map(re.escape, self.stops)) or "(?!)")
         self.text, self.for_tools = _templates(
             template or tokenizer.chat_template or _plain_template(tokenizer),
         )
 
-    def replies(self, messages: Conversation) -> list[RenderedReply]:
-        return [
-            self.reply(messages, index)
-            for index, message in enumerate(messages)
-            if message.role == "assistant"
-        ]
-
-    def reply(self, messages: Conversation, index: int) -> RenderedReply:
-        """The assistant's turn at `index`, behind the template's prompt for the turns before it."""
-        earlier, message = messages[:index], messages[index]
-        before = self.render(earlier, waiting=True)
-        after = self.render(messages[: index + 1], waiting=False)
-        if message.tool_calls and after == self.render(
-            (*earlier, replace(message, tool_calls=())),
-            waiting=False,
-        ):
-            raise DataError(
-                "the chat template leaves out tool calls; set model.chat_template to "
-                "one that writes them",
-            )
-        if after.startswith(before):
-            text = after[len(before) :]
-        else:
-            before, text = self._behind_last_turn(earlier, message, before, after)
-        self.check_whole(earlier, before)
-        reply = self._up_to_stop(text, message)
-        if any(thought not in reply for thought in _thoughts(message)):
-            raise DataError(
-                "the chat template leaves out the reasoning of a reply; set model.chat_template "
-                "to one that writes it",
-            )
-        if _kept(message) not in reply:
-            raise DataError(
-                "the chat template rewrites an assistant turn; set "
-                "model.chat_template to one that keeps it",
-            )
-        return RenderedReply(before, reply, message.train)
-
-    def _behind_last_turn(
-        self,
-        earlier: Conversation,
-        message: Message,
-        before: str,
-        after: str,
-    ) -> tuple[str, str]:
-        """Context and reply where the template renders earlier turns differently once they have
-        been answered.
-
-        The context is what a model gets that is to write the reply; the reply is what the template
-        writes behind the last turn. Mistral's templates, for example, write the system prompt into
-        the last user turn.
+    def reply(self, earlier: Conversation, message: Message) -> tuple[str, str]:
+        """The prompt for an assistant's turn, and what the template writes behind it, up to the
+        stop token that ends the turn.
 
         Raises:
-            DataError: the last turn cannot be found.
+            DataError: the template refuses the turns or leaves out a part.
         """
-        last = _kept(earlier[-1]) if earlier else ""
-        if not last or last not in before or last not in after:
+        turns = (*earlier, message)
+        before = self.render(earlier, waiting=True)
+        after = self.render(turns, waiting=False)
+        self.check_whole(earlier, before)
+        text = (
+            after.removeprefix(before)
+            if after.startswith(before)
+            else self._rewritten(earlier, message)
+        )
+        called = len(text) - self._behind_calls(turns, after, waiting=False)
+        end = max(_behind_words(message, text), called if message.tool_calls else 0)
+        stop = self._stop.search(text, end)
+        return before, text[: stop.end()] if stop else text + self._stop_behind(earlier, message)
+
+    def _rewritten(self, earlier: Conversation, message: Message) -> str:
+        """The reply of a template that renders the turns before it differently once it is there.
+
+        It is what the template writes behind the last turn, without what the prompt has written
+        already. Mistral's templates, for example, write the system prompt into the last user turn.
+
+        Raises:
+            DataError: the last turn cannot be found, or see `_opened`.
+        """
+        probed = (*earlier[:-1], replace(earlier[-1], content=_PROBES[0])) if earlier else ()
+        _, before, waiting = self.render(probed, waiting=True).rpartition(_PROBES[0])
+        _, after, answered = self.render((*probed, message), waiting=False).rpartition(_PROBES[0])
+        shared = common_start(waiting, answered)
+        opening, reply = waiting.removeprefix(shared), answered.removeprefix(shared)
+        repeated = _repeated(opening, reply)
+        if not (before and after and (shared or repeated)):
             raise DataError(
                 "the chat template does not keep earlier turns as they were, so prompt and "
                 "response cannot be told apart; set model.chat_template to one that does",
             )
-        waiting = _behind(before, last)
-        answered = self._answered(after, last, message)
-        if answered.startswith(waiting):
-            return before, answered[len(waiting) :]
-        return self._opened(earlier, message, before, answered)
+        reply = reply.removeprefix(repeated)
+        return reply if repeated or not opening.strip() else _opened(message, opening, reply)
 
-    def _answered(self, text: str, last: str, message: Message) -> str:
-        """The text behind the last turn before a reply, which may repeat that turn's words."""
-        end = text.rfind(_kept(message)) if _kept(message) else len(text)
-        return text[text.rindex(last, 0, max(end, text.index(last) + len(last))) + len(last) :]
+    def _behind_calls(self, messages: Conversation, text: str, *, waiting: bool) -> int:
+        """The number of characters behind the arguments of the last call in a rendered text, or a
+        few more; 0 where no turn calls anything.
 
-    def _opened(
-        self,
-        earlier: Conversation,
-        message: Message,
-        before: str,
-        answered: str,
-    ) -> tuple[str, str]:
-        """Context and reply where the template's prompt opens something that its rendering of the
-        reply does not begin with.
-
-        Templates of reasoning models end their prompt with <think>. A reply with a thought of its
-        own is written behind that, as a model generates it. A reply without one follows what prompt
-        and rendering share; behind a thought that the prompt closes, too, it follows the whole
-        prompt.
+        Raises:
+            DataError: a call is not in it.
         """
-        last = _kept(earlier[-1])
-        probes = [replace(message, content=probe, reasoning="") for probe in _PROBES]
-        others = [
-            self._answered(self.render((*earlier, probe), waiting=False), last, probe)
-            for probe in probes
-        ]
-        waiting = _behind(before, last)
-        shared = common_start(waiting, answered, *others)
-        opening, mark = waiting[len(shared) :], waiting[len(shared) :].strip()
-        content = _kept(message)
-        # white space, or a thought that is closed already
-        if not mark or len(_MARK.findall(mark)) > 1:
-            return before, answered[len(shared) :].lstrip()
-        ending = answered[answered.rindex(content) + len(content) :] if content in answered else ""
-        thought = message.content.lstrip()
-        if mark and thought.startswith(mark):
-            return before, thought.removeprefix(mark).lstrip("\n") + ending
-        if message.reasoning and (tag := re.fullmatch(r"<(\w+)>", mark)):
-            return before, f"{message.reasoning.strip()}\n</{tag[1]}>\n\n{message.content}{ending}"
-        once(
-            _LOG.warning,
-            "the chat template's prompt ends with %r and its replies do not begin so: such "
-            "replies are trained and scored after %r, but sampled after the whole prompt",
-            opening,
-            shared[-24:],
-        )
-        return before.removesuffix(opening), answered[len(shared) :]
+        calls = [call for message in messages for call in message.tool_calls]
+        if not calls:
+            return 0
+        other = self.if_taken(_with_probes(messages), waiting=waiting)
+        if other is None:  # the template reads the arguments
+            return len(text.rpartition(json.loads(calls[-1])["function"]["name"])[2])
+        if any(f"{_PROBES[1]}{number}" not in other for number in range(len(calls))):
+            raise DataError(
+                "the chat template leaves out tool calls; set model.chat_template to "
+                "one that writes them",
+            )
+        return len(other.rpartition(_PROBES[1])[2])
 
-    def _up_to_stop(self, text: str, message: Message) -> str:
-        """A reply's text up to and with the first stop token behind its content; all of it where
-        none follows.
+    def _stop_behind(self, earlier: Conversation, message: Message) -> str:
+        """The text up to the stop token with which the template begins the turn behind a reply;
+        nothing where it begins with another text.
         """
-        content = _kept(message)
-        start = max(text.find(content), 0) + len(content)
-        ends = [place + len(stop) for stop in self.stops if (place := text.find(stop, start)) >= 0]
-        return text[: min(ends)] if ends else text
+        later = user(_PROBES[0])
+        for call in map(json.loads, message.tool_calls):
+            later = Message("tool", _PROBES[0], tool_call_id=call.get("id", ""))
+        # the thought of an earlier reply may go
+        for turn in (message, replace(message, content=_kept(message), reasoning="")):
+            alone = self.if_taken((*earlier, turn), waiting=False)
+            longer = self.if_taken((*earlier, turn, later), waiting=False)
+            if alone and longer and longer.startswith(alone):
+                gap, _, _ = longer.removeprefix(alone).partition(_PROBES[0])
+                stop = self._stop.search(gap)
+                return gap[: stop.end()] if stop and not gap[: stop.start()].strip() else ""
+        return ""
 
     def check_whole(self, messages: Conversation, text: str) -> None:
-        """Raises a `DataError` where a rendered text lacks what a turn says; thoughts of earlier
-        replies may go.
+        """Raises a `DataError` where the prompt for these turns lacks what one says; thoughts of
+        earlier replies may go.
         """
-        if (tools := _tools(messages)) and text == self.render(
-            tuple(replace(message, tools="") for message in messages),
-            waiting=True,
-        ):
+        self._behind_calls(messages, text, waiting=True)
+        bare = tuple(replace(message, tools="") for message in messages)
+        if (tools := _tools(messages)) and self.if_taken(bare, waiting=True) == text:
             raise DataError(
                 f"the chat template leaves out {len(tools)} tools; set "
                 "model.chat_template to one that writes them",
@@ -213,26 +156,32 @@ class ChatTemplate:
         for message in messages:
             content = _kept(message)
             # some templates move these, or write a result as JSON
-            if message.role in ("system", "tool"):
-                if content not in text and json.dumps(content)[1:-1] not in text:
-                    raise DataError(
-                        f"the chat template leaves out a {message.role} turn; set "
-                        "model.chat_template to one that keeps it",
-                    )
-                continue
-            place = text.find(content, position)
-            if place < 0:
+            moves = message.role in ("system", "tool")
+            place = text.find(content, 0 if moves else position)
+            if place < 0 and not (moves and json.dumps(content)[1:-1] in text):
                 raise DataError(
                     f"the chat template leaves out or rewrites {message.role} turns; "
                     "set model.chat_template to one that keeps earlier turns",
                 )
-            position = place + len(content)
+            position = position if moves else place + len(content)
+
+    def if_taken(self, messages: Conversation, *, waiting: bool) -> str | None:
+        """The text of turns that only serve a comparison; None where the template refuses them."""
+        try:
+            return self.render(messages, waiting=waiting)
+        except DataError:
+            return None
 
     def render(self, messages: Conversation, *, waiting: bool) -> str:
         tools = _tools(messages)
         template = self.for_tools if tools and self.for_tools is not None else self.text
         rows = [
-            _for_template(message, self._reasoning_key[template], in_parts=self._wants_parts)
+            _for_template(
+                message,
+                template,
+                self._reasoning_key[template],
+                in_parts=self._wants_parts,
+            )
             for message in messages
         ]
         try:
@@ -310,34 +259,117 @@ def _tools(messages: Conversation) -> list[Json] | None:
     return next((json.loads(message.tools) for message in messages if message.tools), None)
 
 
-def _for_template(message: Message, reasoning_key: str, *, in_parts: bool) -> Json:
+def _for_template(message: Message, template: str, reasoning_key: str, *, in_parts: bool) -> Json:
     """A turn with its reasoning under the key that the template reads, and without what no template
     reads.
+
+    A template that writes the channel of answers refuses a text that holds one, or drops the
+    thought. A reply that was sampled in two channels has its thought apart here.
     """
-    row = {
-        reasoning_key if name == "reasoning_content" else name: value
-        for name, value in message.as_row().items()
-    }
+    thought, mark, answer = thought_apart(message.content)
+    if (
+        message.role == "assistant"
+        and "channel" in mark
+        and mark.removeprefix("assistant") in template
+        and not (message.reasoning or "<|channel" in thought)
+    ):
+        message = replace(message, content=answer, reasoning=thought.lstrip("\n"))
+    row = message.as_row()
     row.pop("train", None)
+    if message.reasoning:
+        row[reasoning_key] = row.pop("reasoning_content")
     return row | {"content": [{"type": "text", "text": message.content}]} if in_parts else row
 
 
-def _behind(text: str, content: str) -> str:
-    """The text after the last occurrence of a content in a rendered text."""
-    return text[text.rindex(content) + len(content) :]
+def _behind_words(message: Message, text: str) -> int:
+    """The place behind the words of a reply in its rendering.
+
+    Raises:
+        DataError: they are not in it, or the thought before them is not.
+    """
+    place = 0
+    for thought in _thoughts(message):
+        place = text.find(thought) + len(thought)
+        if place < len(thought):
+            raise DataError(
+                "the chat template leaves out the reasoning of a reply; set "
+                "model.chat_template to one that writes it",
+            )
+    content = _kept(message)
+    if content not in text:
+        raise DataError(
+            "the chat template rewrites an assistant turn; set "
+            "model.chat_template to one that keeps it",
+        )
+    return max(text.find(content, place), text.find(content)) + len(content)
+
+
+def _opened(message: Message, opening: str, reply: str) -> str:
+    """The reply behind a prompt that ends with an opening, with which the template's rendering of
+    the reply does not begin.
+
+    Templates of reasoning models end their prompt with <think>. A thought is written behind that,
+    as a model generates it.
+
+    Raises:
+        DataError: the opening is none of the reply's thought.
+    """
+    mark = opening.strip()
+    if mark[0].isalpha() or not _thoughts(message):
+        once(
+            _LOG.warning,
+            "the chat template's prompt ends with %r and its replies do not begin so: they are "
+            "trained and scored behind it, as they are sampled",
+            opening,
+        )
+        return reply
+    thought = message.content.strip().removesuffix(_kept(message))
+    if message.reasoning:
+        thought = f"{mark}\n{message.reasoning.strip()}\n{mark.replace('<', '</')}\n\n"
+    if not (re.fullmatch(r"<\w+>", mark) and thought.startswith(mark)):
+        raise DataError(
+            f"no thought can follow the chat template's prompt, which ends with {mark!r}; set "
+            "model.chat_template to one that lets the model think",
+        )
+    return thought.removeprefix(mark).lstrip("\n") + reply.lstrip()
+
+
+def _repeated(waiting: str, answered: str) -> str:
+    """The longest beginning of a text with which another one ends, whatever their white space."""
+    prompt, again, repeated = "".join(waiting.split()), "", 0
+    for piece in PIECES.finditer(answered):
+        again += piece[0].strip()
+        if len(again) > len(prompt):
+            break
+        if piece[0].strip() and prompt.endswith(again):
+            repeated = piece.end()
+    # white space that the prompt ends with
+    if repeated and waiting[-1:].isspace():
+        repeated = len(answered) - len(answered[repeated:].lstrip())
+    return answered[:repeated]
+
+
+def _with_probes(messages: Conversation) -> Conversation:
+    """The turns whose calls, which have numbers, have a word of that number for arguments."""
+    numbers = count()
+
+    def probed(call: Json) -> str:
+        probe = f"{_PROBES[1]}{next(numbers)}"
+        return json.dumps(call | {"function": call["function"] | {"arguments": {probe: probe}}})
+
+    return tuple(
+        replace(message, tool_calls=tuple(map(probed, map(json.loads, message.tool_calls))))
+        for message in messages
+    )
 
 
 def _kept(message: Message) -> str:
     """The text of a turn that a template has to keep: of a reply, what follows its thought."""
-    content = (
-        message.content.rpartition("</think>")[2]
-        if message.role == "assistant"
-        else message.content
-    )
-    return content.strip()
+    is_reply = message.role == "assistant"
+    return (thought_apart(message.content)[2] if is_reply else message.content).strip()
 
 
 def _thoughts(message: Message) -> list[str]:
     """The thoughts of a reply, kept apart or within its text."""
-    inline = message.content.rpartition("</think>")[0].strip().removeprefix("<think>").strip()
-    return [thought for thought in (message.reasoning.strip(), inline) if thought]
+    thoughts = message.reasoning, thought_apart(message.content)[0]
+    return [thought.strip() for thought in thoughts if thought.strip()]

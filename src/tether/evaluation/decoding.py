@@ -20,7 +20,13 @@ from tether.core.types import Facts, Json, Sampling
 from tether.evaluation.held_out import HeldOutAnswers
 from tether.evaluation.suite import Figures, MeasuredPolicy
 from tether.evaluation.winrate import MaybeScores, before_and_after, gain, win_rate
-from tether.stats import Estimate, EstimateFields, best_against_best, group_indices
+from tether.stats import (
+    Estimate,
+    EstimateFields,
+    best_against_best,
+    group_indices,
+    shown_difference,
+)
 
 Columns = Mapping[float, MaybeScores]
 """By temperature, 0 being greedy: the scores of all answers. The first is the temperature of
@@ -222,14 +228,18 @@ def sharpening(
 
 
 def verdict(gain: Facts, over_best: Facts) -> Verdict:
-    """In a word: `sharper` says that the gain at the temperature of training is nothing that
-    decoding could not give.
+    """In a word: the win rate over the best decoding decides. `sharper` says that decoding alone
+    may give the gain at the temperature of training.
     """
-    if (over_best["low"] or 0) > 0:
-        return "better"
-    if (over_best["high"] or 0) < 0 or (gain["high"] or 0) < 0:
-        return "worse"
-    return "sharper" if (gain["low"] or 0) > 0 else "undecided"
+    shown = shown_difference(_bounds(over_best["win_rate"]), _bounds(over_best))
+    if shown == "better" or shown == "worse":
+        return shown
+    return "sharper" if shown == "undecided" and (gain["low"] or 0) > 0 else "undecided"
+
+
+def _bounds(fields: Facts) -> Estimate:
+    low, high = (math.nan if fields[key] is None else fields[key] for key in ("low", "high"))
+    return Estimate(math.nan, low, high, 0)
 
 
 def control(before: Columns, after: Columns, groups: Sequence[str], at: float) -> Json:

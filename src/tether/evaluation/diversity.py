@@ -10,7 +10,7 @@ import numpy as np
 
 from tether.core.protocols import count_of
 from tether.core.types import Prompt, Sampling
-from tether.evaluation.suite import Figures, MeasuredPolicy
+from tether.evaluation.suite import Figures, MeasuredPolicy, by_row
 from tether.evaluation.winrate import mean_estimate
 from tether.stats import Estimate, jackknife, without_interval
 from tether.stats.means import FEWEST_GROUPS, mean_interval
@@ -45,7 +45,7 @@ class Diversity:
             "length": mean_estimate(lengths),
         }
         ids = [prompt.id for prompt in self.prompts]
-        return Figures(figures, {"length": dict(zip(ids, lengths, strict=True))})
+        return Figures(figures, by_row(ids, {"length": lengths}))
 
 
 def distinct_share(

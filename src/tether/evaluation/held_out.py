@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from tether.core.protocols import Engine, count_of
 from tether.core.types import Prompt, Rollout, Sampling, Score
-from tether.evaluation.suite import Figures, MeasuredPolicy
+from tether.evaluation.suite import Figures, MeasuredPolicy, by_row, row_names
 from tether.evaluation.winrate import MaybeScores, mean_estimate
 from tether.stats import Estimate, jackknife, without_interval
 from tether.stats.groups import by_group
@@ -144,17 +143,9 @@ def column_figures(columns: Mapping[str, MaybeScores], groups: Sequence[str]) ->
         for name, column in columns.items()
         if any(value is not None for value in column)
     }
-    if len(set(groups)) == len(groups):
-        ids, prompts = list(groups), {}
-    else:
-        seen: Counter[str] = Counter()
-        ids = []
-        for group in groups:
-            ids.append(f"{group}.{seen[group]}")
-            seen[group] += 1
-        prompts = dict(zip(ids, groups, strict=True))
-    rows = {name: dict(zip(ids, column, strict=True)) for name, column in columns.items()}
-    return Figures(means, rows, prompts)
+    ids = row_names(groups)
+    prompts = {} if ids == list(groups) else dict(zip(ids, groups, strict=True))
+    return Figures(means, by_row(groups, columns), prompts)
 
 
 def scores_by_part(scores: Sequence[Score]) -> dict[str, list[float | None]]:

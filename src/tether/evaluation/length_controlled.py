@@ -7,21 +7,21 @@ length, read at difference 0.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tether.core.errors import DataError
-from tether.evaluation.winrate import MaybeScores, mean_estimate
+from tether.core.types import Score
+from tether.evaluation.winrate import MaybeScores
 from tether.stats import Array, Estimate, group_indices, without_interval
+from tether.stats.groups import student
 
 STRENGTHS = np.logspace(-4, 4, 10)
 """Candidates for C, the inverse strength of the L1 penalty."""
 FOLDS = 5
-GAMED_WEIGHT = 0.2
-"""Weight of all gamed rows of one pair; two gamed baselines share it."""
 FEWEST_PROMPTS = 50
 FEWEST_LOST = 10
 """Prompts worth of the rarer outcome: the logarithm of the odds is not near normal below."""
@@ -30,205 +30,101 @@ FEWEST_ACROSS = 0.05
 REPLICATES = 200
 
 
-class GamedRows(NamedTuple):
-    """Verdicts on a baseline with the instruction to be short or long, against the plain baseline.
-
-    They hold the coefficients of length and difficulty near what gaming alone does.
-    `differences` are in standard deviations already; all have one entry a row.
-    """
-
-    wins: Sequence[float]
-    differences: Sequence[float]
-    difficulty: Sequence[float]
-
-
-class LengthControlled(NamedTuple):
-    """The share of wins as judged, and the share at equal length.
-
-    `coefficients` belong to tanh of the difference (positive: the shorter model wins more), to
-    difficulty where given, and to the model; `strength` is C.
-    """
-
-    raw: Estimate
-    controlled: Estimate
-    coefficients: dict[str, float]
-    strength: float
-
-
 class _Rows(NamedTuple):
-    """Pairs as the regression reads them; `own` marks those that are not gamed."""
+    """Judged pairs as the regression reads them."""
 
     wins: Array
     differences: Array
-    difficulty: Array | None
-    own: NDArray[np.bool_]
     prompts: NDArray[np.intp]
-
-
-class _Fitted(NamedTuple):
-    """The share at equal length, the coefficients, and C."""
-
-    rate: float
-    coefficients: Array
-    strength: float
 
 
 def length_controlled_win_rate(
     wins: MaybeScores,
     lengths: Sequence[int],
     baseline_lengths: Sequence[int],
-    *,
     prompts: Sequence[Hashable] | None = None,
-    difficulty: Sequence[float] | None = None,
-    gamed: GamedRows | None = None,
-    confidence: float = 0.95,
-    seed: int = 0,
-) -> LengthControlled:
+) -> Estimate:
     """Estimate the share of comparisons that a model wins at equal length.
 
-    Equation: ``logit P(win) = a tanh(Δ / σ_Δ) + b d + c`` with Δ the baseline's length less the
-        model's and d the instruction's difficulty, if given; the mean of P at Δ = 0. An L1 penalty
-        of strength 1/C holds all coefficients; C has the least log loss over five folds.
+    Equation: ``logit P(win) = a tanh(Δ / σ_Δ) + c`` with Δ the baseline's length less the model's;
+        P at Δ = 0. An L1 penalty of strength 1/C holds both coefficients; C has the least log loss
+        over five folds.
     Paper: Dubois et al. 2024, https://arxiv.org/abs/2404.04475.
     Shapes: one entry a pair. ``wins`` lie in [0, 1] (½: a draw); a None, a verdict that failed, is
-        left out of the regression. Lengths are characters.
+        left out. Lengths are characters.
     Interval: a bootstrap over prompts that repeats everything, choice of C included; normal on the
         logarithm of the odds. Too few: fewer than 50 prompts, or fewer than ten wins or losses.
-    Raises: ``DataError`` when lengths hardly overlap: then equal length is not observed. ``ValueError``
-        when lists differ in length.
-    Trap: without difficulty and gamed rows the number is not that of AlpacaEval's leaderboard, and
-        may be 13 points from there. The published standard error leaves the fit's own error out.
+        If one side is longer in more than 95% of pairs, equal length was not observed, and the
+        value is NaN.
+    Trap: AlpacaEval's leaderboard also has the difficulty of its instructions and two gamed
+        baselines, and may be 13 points from here.
     """
-    rows = _rows(wins, lengths, baseline_lengths, prompts, difficulty)
-    raw = mean_estimate(wins, prompts, confidence=confidence)
-    _check_overlap(rows)
-    rows = rows if gamed is None else _with_gamed(rows, gamed)
-    ones = np.ones(int(rows.prompts.max()) + 1)
-    fitted = _controlled(rows, ones)
-    rate = fitted.rate
-    names = ["length", *(["difficulty"] if difficulty is not None else []), "model"]
-    number = len(np.unique(rows.prompts[rows.own]))
-    judged = rows.wins[rows.own & ~np.isnan(rows.wins)]
-    rarer = min(judged.sum(), len(judged) - judged.sum()) * number / len(judged)
+    judged = [place for place, win in enumerate(wins) if win is not None]
+    owners = np.arange(len(wins)) if prompts is None else group_indices(prompts)
+    rows = _Rows(
+        np.array([wins[place] for place in judged], dtype=np.float64),
+        np.subtract(baseline_lengths, lengths, dtype=np.float64)[judged],
+        np.unique(owners[judged], return_inverse=True)[1],
+    )
+    count = len(judged)
+    number = int(rows.prompts.max()) + 1
+    across = min((rows.differences >= 0).mean(), (rows.differences <= 0).mean())
+    if across < FEWEST_ACROSS:
+        why = f"pairs across lengths: one side is the longer one in {1 - across:.0%} of {count:,}"
+        return without_interval(math.nan, count, why)
+    coefficients = _controlled(rows, np.ones(number))
+    rate = float(_sigmoid(coefficients[1]))
     if number < FEWEST_PROMPTS:
-        estimate = without_interval(
-            rate,
-            len(judged),
-            f"prompts: {number}, and {FEWEST_PROMPTS} are needed",
-        )
-    elif rarer < FEWEST_LOST:
-        estimate = without_interval(
-            rate,
-            len(judged),
-            f"wins or losses: {rarer:.0f}, and {FEWEST_LOST} are needed",
-        )
-    else:
-        low, high = _interval(rows, rate, confidence, seed)
-        estimate = Estimate(rate, low, high, len(judged))
-    values = dict(zip(names, fitted.coefficients.tolist(), strict=True))
-    return LengthControlled(raw, estimate, values, fitted.strength)
+        return without_interval(rate, count, f"prompts: {number}, and {FEWEST_PROMPTS} are needed")
+    won = rows.wins.sum()
+    rarer = min(won, count - won) * number / count
+    if rarer < FEWEST_LOST:
+        why = f"wins or losses: {rarer:.0f}, and {FEWEST_LOST} are needed"
+        return without_interval(rate, count, why)
+    return Estimate(rate, *_interval(rows, coefficients), count)
 
 
-def _rows(
-    wins: MaybeScores,
-    lengths: Sequence[int],
-    baseline_lengths: Sequence[int],
-    prompts: Sequence[Hashable] | None,
-    difficulty: Sequence[float] | None,
-) -> _Rows:
-    given = [wins, lengths, baseline_lengths, prompts, difficulty]
-    counts = [len(column) for column in given if column is not None]
-    if len(set(counts)) > 1:
-        raise ValueError(f"expected lists of one length, got {', '.join(map(str, counts))}")
-    judged = np.array([np.nan if win is None else win for win in wins], dtype=np.float64)
-    differences = np.subtract(baseline_lengths, lengths, dtype=np.float64)
-    if np.nanmin(judged) < 0 or np.nanmax(judged) > 1:
-        raise ValueError("wins lie between 0 and 1")
-    numbers = np.arange(len(wins)) if prompts is None else group_indices(prompts)
-    return _Rows(
-        judged,
-        differences,
-        None if difficulty is None else np.asarray(difficulty, dtype=np.float64),
-        np.ones(len(wins), dtype=np.bool_),
-        numbers,
-    )
+def answers_at_equal_length(
+    answers: Sequence[tuple[str, Score]],
+    baseline: Sequence[tuple[str, Score]],
+    prompts: Sequence[Hashable],
+) -> Estimate:
+    """The same of answers that were scored one by one: the higher score wins."""
+    scores = [(a.value, b.value) for (_, a), (_, b) in zip(answers, baseline, strict=True)]
+    wins = [None if a is None or b is None else (a > b) + (a == b) / 2 for a, b in scores]
+    lengths, others = ([len(text) for text, _ in side] for side in (answers, baseline))
+    return length_controlled_win_rate(wins, lengths, others, prompts)
 
 
-def _check_overlap(rows: _Rows) -> None:
-    """Refuse pairs in which one side is nearly always the longer one."""
-    shorter, longer = float((rows.differences >= 0).mean()), float((rows.differences <= 0).mean())
-    if min(shorter, longer) < FEWEST_ACROSS:
-        side = "longer" if shorter < longer else "shorter"
-        raise DataError(
-            f"the model's answer is {side} than the baseline's in {max(shorter, longer):.0%} of "
-            f"{len(rows.wins):,} pairs. Lengths hardly overlap, so a win rate at equal length "
-            "cannot be estimated. Compare with a baseline of similar length",
-        )
-
-
-def _with_gamed(rows: _Rows, gamed: GamedRows) -> _Rows:
-    """Gamed rows first, as AlpacaEval has them: the folds depend on the order."""
-    number = len(gamed.wins)
-    scale = float(rows.differences.std(ddof=1))
-    difficulty = None
-    if rows.difficulty is not None:
-        difficulty = np.concatenate([np.asarray(gamed.difficulty, float), rows.difficulty])
-    return _Rows(
-        np.concatenate([np.asarray(gamed.wins, float), rows.wins]),
-        np.concatenate([np.asarray(gamed.differences, float) * scale, rows.differences]),
-        difficulty,
-        np.concatenate([np.zeros(number, dtype=np.bool_), rows.own]),
-        np.concatenate([np.arange(number), number + rows.prompts]),
-    )
-
-
-def _controlled(rows: _Rows, draws: Array, start: Array | None = None) -> _Fitted:
-    """The regression with each prompt counted `draws` times."""
+def _controlled(rows: _Rows, draws: Array, start: Array | None = None) -> Array:
+    """The coefficients of length and model, with each prompt counted `draws` times."""
     times = draws[rows.prompts]
-    mean = np.average(rows.differences[rows.own], weights=times[rows.own])
-    squares = times[rows.own] @ (rows.differences[rows.own] - mean) ** 2
-    scale = np.sqrt(squares / max(times[rows.own].sum() - 1, 1))
-    columns = [np.tanh(rows.differences / (scale or 1.0)), rows.own.astype(np.float64)]
-    if rows.difficulty is not None:
-        columns.insert(1, rows.difficulty)
-    features, judged = np.stack(columns, axis=1), ~np.isnan(rows.wins)
-    weights = np.where(rows.own, 1.0, GAMED_WEIGHT / 2)
-    prompts = np.unique(rows.prompts[judged], return_inverse=True)[1]
-    folds = (int(prompts.max()) - prompts) % FOLDS
-    strength, coefficients = _fit(
-        features[judged],
-        rows.wins[judged],
-        times[judged],
-        weights[judged],
-        folds,
-        start,
-    )
-    level = features[rows.own].copy()
-    level[:, 0] = 0.0
-    rate = np.average(_sigmoid(level @ coefficients), weights=times[rows.own])
-    return _Fitted(float(rate), coefficients, strength)
+    mean = np.average(rows.differences, weights=times)
+    squares = times @ (rows.differences - mean) ** 2
+    scale = np.sqrt(squares / max(times.sum() - 1, 1))
+    features = np.stack([np.tanh(rows.differences / (scale or 1.0)), np.ones(len(times))], axis=1)
+    folds = (int(rows.prompts.max()) - rows.prompts) % FOLDS
+    return _fit(features, rows.wins, times, folds, start)
 
 
 def _fit(
     features: Array,
     wins: Array,
     times: Array,
-    weights: Array,
     folds: NDArray[np.intp],
     start: Array | None,
-) -> tuple[float, Array]:
-    """C of the least log loss on rows left out, and the coefficients on all rows."""
+) -> Array:
+    """The coefficients on all rows with the C of the least log loss on rows left out."""
     outside = folds != np.arange(FOLDS)[:, None]
     count = len(STRENGTHS)
     strengths = np.concatenate([np.tile(STRENGTHS, FOLDS), STRENGTHS])
     masks = np.concatenate([np.repeat(outside, count, axis=0), np.ones((count, len(wins)))])
-    fitted = regressions(features, wins, masks * times * weights, strengths, start)
+    fitted = regressions(features, wins, masks * times, strengths, start)
     predicted = np.clip(_sigmoid(fitted[: FOLDS * count] @ features.T), 1e-15, 1 - 1e-15)
-    losses = -(wins * np.log(predicted) + (1 - wins) * np.log1p(-predicted)) * weights
+    losses = -(wins * np.log(predicted) + (1 - wins) * np.log1p(-predicted))
     inside = np.repeat(~outside, count, axis=0) * times
     means = (losses * inside).sum(1) / np.maximum(inside.sum(1), 1)
-    best = int(means.reshape(FOLDS, count).mean(0).argmin())
-    return float(STRENGTHS[best]), fitted[FOLDS * count + best]
+    return fitted[FOLDS * count + int(means.reshape(FOLDS, count).mean(0).argmin())]
 
 
 def regressions(
@@ -293,22 +189,17 @@ def _penalised_step(current: Array, slope: Array, bend: Array) -> Array:
     return step
 
 
-def _interval(rows: _Rows, rate: float, confidence: float, seed: int) -> tuple[float, float]:
+def _interval(rows: _Rows, coefficients: Array) -> tuple[float, float]:
     """Bounds from prompts drawn with replacement, on the logarithm of the odds."""
-    from scipy.special import expit, logit, stdtrit
-
-    generator, number = np.random.default_rng(seed), int(rows.prompts.max()) + 1
-    own = np.unique(rows.prompts[rows.own])
-    start = _controlled(rows, np.ones(number)).coefficients
-    rates = []
-    for _ in range(REPLICATES):
-        draws = np.ones(number)
-        draws[own] = np.bincount(generator.integers(len(own), size=len(own)), minlength=len(own))
-        rates.append(_controlled(rows, draws, start).rate)
-    error = float(np.std(logit(np.clip(rates, 1e-6, 1 - 1e-6)), ddof=1))
-    reach = float(stdtrit(len(own) - 1, 0.5 + confidence / 2)) * error
-    middle = float(logit(min(max(rate, 1e-6), 1 - 1e-6)))
-    return float(expit(middle - reach)), float(expit(middle + reach))
+    generator = np.random.default_rng(0)
+    number = int(rows.prompts.max()) + 1
+    drawn = generator.integers(number, size=(REPLICATES, number))
+    odds = [
+        _controlled(rows, np.bincount(prompts, minlength=number).astype(float), coefficients)[1]
+        for prompts in drawn
+    ]
+    reach = student(number - 1, 0.95) * np.std(np.clip(odds, -14.0, 14.0), ddof=1)
+    return float(_sigmoid(coefficients[1] - reach)), float(_sigmoid(coefficients[1] + reach))
 
 
 def _sigmoid(scores: Array) -> Array:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from tether.data.batches import batches_for
 from tether.data.chat import Encoded
 from tether.evaluation.calibration import bin_indices, expected_calibration_error
 from tether.evaluation.questions import Question
-from tether.evaluation.suite import Figures, MeasuredPolicy
+from tether.evaluation.suite import Figures, MeasuredPolicy, by_row
 from tether.models.trunk import Role
 from tether.stats import Array, Estimate, grouped_share, in_accord, without_interval
 from tether.stats.groups import student
@@ -60,12 +60,17 @@ def encode_choice(tokenizer: PreTrainedTokenizerBase, context: str, choice: str)
         length = len(tokenizer.encode(context))
     else:
         ids = tokenizer.encode(choice, add_special_tokens=False)
-        start = tokenizer.bos_token_id
-        start = tokenizer.eos_token_id if start is None else start
+        start = first_token(tokenizer)
         ids, length = ids if ids[:1] == [start] else [start, *ids], 1
     if len(ids) <= length:
         raise DataError(f"no token of its own: {choice!r:.40} merges with its context")
     return Encoded(tuple(ids), tuple(place >= length for place in range(len(ids))))
+
+
+def first_token(tokenizer: Any) -> int:
+    """The token before a text that has no context."""
+    start = tokenizer.bos_token_id
+    return tokenizer.eos_token_id if start is None else start
 
 
 def encode_question(tokenizer: PreTrainedTokenizerBase, question: Question) -> list[Encoded]:
@@ -95,8 +100,6 @@ def choice_likelihoods(
     tokenizer: PreTrainedTokenizerBase,
     pad_id: int,
     questions: Sequence[Question],
-    *,
-    micro_batch_tokens: int = 2048,
 ) -> ChoiceLogprobs:
     """Read every question with each of its choices; forward passes alone.
 
@@ -109,7 +112,7 @@ def choice_likelihoods(
     tell = count_of("reading choices", len(sequences))
     sums = np.zeros(len(sequences))
     read = 0
-    for cut, batch in batches_for(role, sequences, pad_id, micro_batch_tokens):
+    for cut, batch in batches_for(role, sequences, pad_id, 2048):
         logprobs = batch.scatter(role.logprobs(batch)[0]).double().sum(-1)
         sums[cut] = logprobs.cpu().numpy()
         read += len(cut)
@@ -150,8 +153,6 @@ def choice_probabilities(read: ChoiceLogprobs) -> Array:
 def multiple_choice_figures(
     questions: Sequence[Question],
     read: ChoiceLogprobs,
-    *,
-    confidence: float = 0.95,
 ) -> dict[str, Estimate]:
     """Accuracies with their intervals over questions, and `ece`.
 
@@ -159,15 +160,12 @@ def multiple_choice_figures(
     choices.
     """
     right = right_choices(questions, read)
-    figures = {
-        name: grouped_share(np.array(column), None, confidence) for name, column in right.items()
-    }
+    figures = {name: grouped_share(np.array(column), None) for name, column in right.items()}
     return {
         **figures,
         "ece": calibration_estimate(
             choice_probabilities(read),
             np.array(right["acc"]),
-            confidence=confidence,
         ),
     }
 
@@ -184,7 +182,10 @@ def calibration_estimate(
         as noise only makes ``|D_b|`` larger on average. Lower bound: ``l − t √(1 + 2/π) se``, at
         least 0. l takes the sign of each D_b from the other half of the bin's rows
         (`stats.in_accord`). On average l is at most the true error. The root accounts for the
-        spread that the two halves add by taking signs from each other.
+        spread that the two halves add by taking signs from each other. The variance of the rows is
+        raised, bin by bin, to that of a share with two more hits and two more misses.
+    Paper: Agresti and Coull 1998, https://doi.org/10.2307/2685469 (two hits and two misses): answers
+        that are all right would else leave no error.
     Trap: the value itself is biased upwards, as everyone's is, and nearer to the upper bound.
     """
     value, count = expected_calibration_error(probabilities, outcomes), len(outcomes)
@@ -196,11 +197,19 @@ def calibration_estimate(
         )
     places, _ = bin_indices(probabilities)
     gaps = probabilities - outcomes
-    sums = np.bincount(places, weights=gaps, minlength=10)
+    sums, hits, sizes = (
+        np.bincount(places, weights=rows, minlength=10) for rows in (gaps, outcomes, np.ones(count))
+    )
     signed = gaps * np.sign(sums)[places]
-    reach = student(count - 1, confidence) * float(signed.std(ddof=1)) / math.sqrt(count)
+    unseen = _variance((hits + 2) / (sizes + 4)) - _variance(hits / np.maximum(sizes, 1))
+    spread = float(signed.var(ddof=1) + unseen[places].mean())
+    reach = student(count - 1, confidence) * math.sqrt(spread / count)
     least = float(in_accord(gaps, places.tolist()).mean()) - reach * math.sqrt(1 + 2 / math.pi)
     return Estimate(value, max(least, 0.0), value + reach, count)
+
+
+def _variance(rates: Array) -> Array:
+    return rates * (1 - rates)
 
 
 class MultipleChoice:
@@ -219,8 +228,5 @@ class MultipleChoice:
         encoder = policy.encoder
         read = choice_likelihoods(policy.role, encoder.tokenizer, encoder.pad_id, self.questions)
         ids = [question.id for question in self.questions]
-        rows = {
-            name: dict(zip(ids, column, strict=True))
-            for name, column in right_choices(self.questions, read).items()
-        }
+        rows = by_row(ids, right_choices(self.questions, read))
         return Figures(multiple_choice_figures(self.questions, read), rows)

@@ -54,14 +54,11 @@ def chosen_by_others(measured: Measured, groups: Sequence[str]) -> list[int | No
     return [by_others[side] for side in sides]
 
 
-def has_fallen(
-    measured: Measured,
-    groups: Sequence[str],
-    looks: int,
-    *,
-    num_draws: int = 10_000,
-    seed: int = 0,
-) -> bool:
+DRAWS = 10_000
+"""Of T without any change."""
+
+
+def has_fallen(measured: Measured, groups: Sequence[str], looks: int) -> bool:
     """True if the last measurement lies clearly below an earlier one: few runs without a fall would
     show as much.
 
@@ -92,10 +89,10 @@ def has_fallen(
     # too little were it the only comparison, or enough were they unrelated
     if alone >= level or alone * len(errors) < level:
         return alone < level
-    generator = np.random.default_rng(seed)
-    scale = np.sqrt((freedom + 1) / generator.chisquare(freedom, num_draws))
-    draws = (generator.standard_normal((num_draws, len(sums))) @ (moved / errors)).max(1) * scale
-    return (1 + int((draws >= highest).sum())) / (1 + num_draws) < level
+    generator = np.random.default_rng(0)
+    scale = np.sqrt((freedom + 1) / generator.chisquare(freedom, DRAWS))
+    draws = (generator.standard_normal((DRAWS, len(sums))) @ (moved / errors)).max(1) * scale
+    return (1 + int((draws >= highest).sum())) / (1 + DRAWS) < level
 
 
 def peak_interval(measured: Measured, groups: Sequence[str]) -> tuple[int, int] | None:

@@ -253,12 +253,14 @@ def _spread(metric: Metric, total: Array, value: float) -> float:
     return float(variance * (whole - hits) / (value * (1 - value)))
 
 
+CANDIDATES = 200
+"""Thresholds, or rates, that are compared."""
+
+
 def best_threshold(
     right: Sequence[Right],
     probabilities: Sequence[Probabilities],
     metric: Metric,
-    *,
-    num_candidates: int = 200,
 ) -> float:
     """Choose the threshold with the highest metric, among quantiles of the probabilities.
 
@@ -269,8 +271,8 @@ def best_threshold(
     """
     values = np.unique([p for row in probabilities for p in row])
     between = (values[1:] + values[:-1]) / 2
-    if len(between) > num_candidates:
-        between = np.quantile(between, np.linspace(0, 1, num_candidates))
+    if len(between) > CANDIDATES:
+        between = np.quantile(between, np.linspace(0, 1, CANDIDATES))
     # Below all of them nothing is called wrong, above all everything is.
     candidates = [
         float(values[0]),
@@ -284,11 +286,11 @@ def best_threshold(
     )
 
 
-def best_rate(right: Sequence[Right], metric: Metric, *, num_candidates: int = 200) -> float:
+def best_rate(right: Sequence[Right], metric: Metric) -> float:
     """Choose the rate of calling steps wrong blindly that has the highest metric: the best that can
     be done without looking.
     """
-    candidates = [k / num_candidates for k in range(num_candidates + 1)]
+    candidates = [k / CANDIDATES for k in range(CANDIDATES + 1)]
     return _best(candidates, lambda c: [count_blind(r, c) for r in right], metric)
 
 

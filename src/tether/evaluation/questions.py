@@ -17,7 +17,8 @@ from pathlib import Path
 from tether.core.errors import DataError
 from tether.core.types import Json
 from tether.data.formats.fields import has, text
-from tether.data.formats.values import sequence
+from tether.data.formats.solved import right_place
+from tether.data.formats.values import sequence, structure_in
 from tether.data.sources import Quarantine, read_rows
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -104,7 +105,7 @@ def _without_brackets(line: str) -> str:
 
 def _arc(row: Json) -> Question:
     """lm-eval's `arc_easy` and `arc_challenge`: the choices' texts follow "Answer:"."""
-    choices = row["choices"]
+    choices = structure_in(row["choices"])
     if not isinstance(choices, Mapping) or not {"text", "label"} <= choices.keys():
         raise DataError("choices beside an answerKey are an object of text and label")
     labels = [str(label) for label in sequence(choices["label"], "choices.label")]
@@ -183,14 +184,9 @@ def _made(
 
 def _place(answer: object, choices: Sequence[str], labels: Sequence[str]) -> int:
     """The place that an answer names: by its label, as a number from 0, or by the text itself."""
-    named = str(answer).strip()
-    if named in labels and not isinstance(answer, int):
-        return labels.index(named)
-    if named.isdecimal() and len(named) < 10 and not isinstance(answer, bool):
-        place = int(named)
-        if place < len(choices):
-            return place
-        raise DataError(f"answer out of range: {place} of {len(choices)} choices, from 0")
-    if named in choices:
-        return list(choices).index(named)
-    raise DataError(f"unknown answer: {named!r:.40} is no label, number or text of the choices")
+    place = right_place(answer, choices, labels)
+    if place is not None:
+        return place
+    if isinstance(answer, int):
+        raise DataError(f"answer out of range: {answer} of {len(choices)} choices, from 0")
+    raise DataError(f"unknown answer: {answer!r:.40} is no label, number or text of the choices")

@@ -37,13 +37,6 @@ class PolicyRanking(NamedTuple):
     strengths: Array
     influences: Array
     sizes: Array
-    confidence: float
-
-    @property
-    def covariance(self) -> Array:
-        """Of the strengths, (policies, policies)."""
-        groups = len(self.sizes)
-        return groups / max(groups - 1, 1) * self.influences.T @ self.influences
 
     def difference(self, first: str, second: str) -> Estimate:
         """The log-odds that the first wins against the second."""
@@ -74,7 +67,7 @@ class PolicyRanking(NamedTuple):
             )
         equal = float(self.sizes.sum() ** 2 / (self.sizes @ self.sizes))
         influence = Influence(self.influences @ contrast, np.ones(groups), equal)
-        bounds = mean_interval(value, influence, self.confidence, skewed=False)
+        bounds = mean_interval(value, influence, skewed=False)
         return Estimate(value, *bounds, count)
 
 
@@ -83,8 +76,6 @@ def rank_policies(
     second: Sequence[str],
     wins: Sequence[float],
     prompts: Sequence[Hashable] | None = None,
-    *,
-    confidence: float = 0.95,
 ) -> PolicyRanking:
     """Rank policies by comparisons of two of them at a time.
 
@@ -96,19 +87,13 @@ def rank_policies(
     Shapes: one entry a comparison; ``wins`` is 1 where the first won, 0 where it lost, ½ a draw, or
         a probability.
     Raises: ``DataError`` when some policies never won against any of the others: the strengths then
-        have no finite difference. ``ValueError`` when lengths differ.
+        have no finite difference.
     Trap: an order does not give the distance between neighbours; read `difference`.
     """
-    if len({len(first), len(second), len(wins), len(wins if prompts is None else prompts)}) > 1:
-        raise ValueError(f"expected lists of one length, got {len(first)}, {len(second)} …")
     names = sorted({*first, *second})
     places = {name: place for place, name in enumerate(names)}
     left, right = (np.array([places[name] for name in side]) for side in (first, second))
     won = np.asarray(wins, dtype=np.float64)
-    if not ((won >= 0) & (won <= 1)).all():
-        raise ValueError("a win is 1, a draw ½, a loss 0, and a probability lies between")
-    if (left == right).any():
-        raise DataError(f"{first[int(np.argmax(left == right))]} is compared with itself")
     _check_connected(names, left, right, won)
     design = np.eye(len(names))[left] - np.eye(len(names))[right]
     strengths = _fit(design, won)
@@ -120,7 +105,6 @@ def rank_policies(
         strengths[order],
         influences[:, order],
         np.bincount(owner).astype(np.float64),
-        confidence,
     )
 
 

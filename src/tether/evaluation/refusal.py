@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from tether.core.types import Prompt
 from tether.evaluation.short_answers import greedy_answers, share_of_ones
-from tether.evaluation.suite import Figures, MeasuredPolicy
+from tether.evaluation.suite import Figures, MeasuredPolicy, by_row
 from tether.stats import Estimate
 
 OPENING = 200
@@ -68,5 +68,5 @@ class Refusal:
             answers = greedy_answers(policy, prompts, self.max_new_tokens)
             refused = [float(refuses(answer.text)) for answer in answers]
             figures[name] = share_of_ones(refused)
-            rows[name] = {prompt.id: value for prompt, value in zip(prompts, refused, strict=True)}
+            rows |= by_row([prompt.id for prompt in prompts], {name: refused})
         return Figures(figures, rows)

@@ -9,7 +9,7 @@ import numpy as np
 from tether.core.errors import DataError
 from tether.core.protocols import RewardSource, count_of
 from tether.core.types import Prompt, Rollout, Sampling
-from tether.evaluation.suite import Figures, MeasuredPolicy
+from tether.evaluation.suite import Figures, MeasuredPolicy, by_row
 from tether.evaluation.winrate import MaybeScores
 from tether.stats import Estimate, grouped_share
 
@@ -45,8 +45,8 @@ class ShortAnswers:
         finished = [float(answer.finished) for answer in answers]
         ids = [prompt.id for prompt in self.prompts]
         columns = {"accuracy": scores, "finished": finished}
-        rows = {name: dict(zip(ids, column, strict=True)) for name, column in columns.items()}
-        return Figures({name: share_of_ones(column) for name, column in columns.items()}, rows)
+        shares = {name: share_of_ones(column) for name, column in columns.items()}
+        return Figures(shares, by_row(ids, columns))
 
 
 def greedy_answers(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,24 @@ class Figures(dict[str, Estimate]):
         super().__init__(estimates)
         self.rows: Rows = rows or {}
         self.groups = dict(groups or {})
+
+
+def row_names(names: Sequence[str]) -> list[str]:
+    """The names themselves; numbered (`a.0`, `a.1`) if one of them names several rows."""
+    if len(set(names)) == len(names):
+        return list(names)
+    seen: Counter[str] = Counter()
+    numbered = []
+    for name in names:
+        numbered.append(f"{name}.{seen[name]}")
+        seen[name] += 1
+    return numbered
+
+
+def by_row(ids: Sequence[str], columns: Mapping[str, Sequence[float | None]]) -> Rows:
+    """The values of each figure under the names of their rows, none of which is lost."""
+    names = row_names(ids)
+    return {figure: dict(zip(names, column, strict=True)) for figure, column in columns.items()}
 
 
 class FigureChange(TypedDict):
@@ -136,7 +155,6 @@ class Suite:
         if self.file is None:
             self._unwritten.append(record)
         else:
-            self.file.parent.mkdir(parents=True, exist_ok=True)
             append_jsonl(self.file, [record])
         return record
 

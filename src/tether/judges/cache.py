@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tether.core.errors import DataError
+from tether.core.keeping import make_folder
 from tether.core.protocols import AnswerT, ChatModel, PlacedAnswers, Reply, Told, Verdict
 from tether.core.types import Conversation, JsonValue, Message, Sampling
 
@@ -39,8 +40,8 @@ class CachedModel:
     def __init__(self, model: ChatModel, path: str | Path) -> None:
         self.model, self.name, self.path = model, model.name, Path(path)
         self.spent: Counter[str] = Counter()
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         try:
+            make_folder(self.path.parent)
             # Answers may be told from another thread than this one, but only by one at a time.
             self._file = sqlite3.connect(
                 self.path,
@@ -53,7 +54,7 @@ class CachedModel:
                 "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, answer "
                 "TEXT NOT NULL) WITHOUT ROWID",
             )
-        except sqlite3.DatabaseError as error:
+        except (OSError, sqlite3.DatabaseError) as error:
             raise DataError(
                 f"{self.path} cannot keep answers ({error}). Delete it, or name another file",
             ) from error

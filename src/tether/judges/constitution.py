@@ -30,7 +30,7 @@ from tether.judges.pairwise import Rubric
 from tether.settings.config import Config
 from tether.settings.reading import load_recipe
 
-PACKAGED = Path(__file__).resolve().parent.parent / "recipes" / "judge"
+PACKAGED = Path(__file__).resolve().parent.parent / "settings" / "recipes" / "judge"
 
 
 class Principle(Config):

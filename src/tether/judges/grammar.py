@@ -12,15 +12,8 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
-_THOUGHT = re.compile(
-    r"</think(?:ing)?>|\[/THINK\]|</reasoning>|<\|channel\|>final<\|message\|>",
-    re.IGNORECASE,
-)
-"""The end of a thought before the reply."""
-_OPENED = re.compile(
-    r"\s*(?:<think(?:ing)?>|\[THINK\]|<reasoning>|<\|channel\|>analysis)",
-    re.IGNORECASE,
-)
+from tether.core.thoughts import answer_start
+
 _NOUN = r"(?:(?i:answer|option|response|assistant|reply|candidate|model|choice)\s+)?"
 """A name of what is compared, before an option."""
 _RESULT = (
@@ -34,6 +27,20 @@ _EQUAL = re.compile(
     r"\b(?:ties?|tied|draw|neither|equally|equal|no (?:clear )?winner|both (?:are|answers are))\b",
     re.IGNORECASE,
 )
+_DOUBTED = re.compile(
+    r"(?:\bnot|n['’]t|\bcannot|\bnever|\bno(?:body|ne)?|\bunable|\bhard|\bdifficult|\bimpossible|\brefuse"
+    r"|\bcould|\bmight|\bmay|\bsome|\bothers|\bpeople)\b(?:(?!\bbut\b|\bso\b)[^.!?;\n])*\b(?:say|claim|think|believe"
+    r"|sure|certain|clear|conclude|argue|tell|decide|determine|know|convinced|agree|reason|case|true)\b"
+    r"|\b(?:whether|(?<!no )(?<!without )doubt|deny|unclear|unsure|uncertain|false that)\b",
+    re.IGNORECASE,
+)
+"""Beginnings of a sentence that leave open, or deny, what follows."""
+_UNDECIDED = re.compile(
+    r"\b(?:undecided|abstain|too close to call|(?:cannot|can['’]t|unable to|not able to|impossible to"
+    r"|hard to|difficult to)\s+(?:\w+\s+)?(?:decide|choose|pick|say which|tell which|determine))\b",
+    re.IGNORECASE,
+)
+_SENTENCE_END = re.compile(r"[.!?;\n]|\b(?:but|so)\b", re.IGNORECASE)
 _QUOTES = r"[\s*_`\"'“”‘’(\[<{$\\]*"
 
 
@@ -44,18 +51,12 @@ class Statement(NamedTuple):
     place: int
 
 
-def is_unfinished_thought(text: str) -> bool:
-    """True if a reply opens a thought and does not end it."""
-    return _OPENED.match(text) is not None and _THOUGHT.search(text) is None
-
-
 def verdict_in(text: str, options: Sequence[str]) -> Statement | None:
     """The verdict of a written reply; None where it has none, or is unclear. A thought before the
     verdict is not read.
     """
-    if is_unfinished_thought(text):
+    if (start := answer_start(text)) is None:
         return None
-    start = max((thought.end() for thought in _THOUGHT.finditer(text)), default=0)
     grammar = _grammar(tuple(options))
     for read in (grammar.marked, grammar.stated):
         statements = list(read(text, start))
@@ -64,6 +65,14 @@ def verdict_in(text: str, options: Sequence[str]) -> Statement | None:
                 statements[0] if len({statement.option for statement in statements}) == 1 else None
             )
     return None
+
+
+def _is_asserted(text: str, start: int, end: int) -> bool:
+    """True if the words from `start` to `end` are said to be so: the sentence neither denies nor
+    doubts nor asks them.
+    """
+    before = _SENTENCE_END.split(text[:start])[-1]
+    return not (_DOUBTED.search(before) or re.match(r"[^.!?\n]*\?", text[end:]))
 
 
 @cache
@@ -143,6 +152,7 @@ class _Grammar:
             Statement(self.options.index(match["option"]), match.start("option"))
             for pattern in self._stated
             for match in pattern.finditer(text, start)
+            if _is_asserted(text[start:], match.start() - start, match.end() - start)
         ]
         if not statements and (_EQUAL.search(text, start) or self._relation.search(text, start)):
             return
@@ -151,9 +161,14 @@ class _Grammar:
             for option, place in statements
         ):
             return
+        last = max((statement.place for statement in statements), default=start)
+        if _UNDECIDED.search(text, last):
+            return
         yield from statements
         first = self._first.match(text, start)
-        if first is not None and self._decides(first["rest"]):
+        if first is None or not _is_asserted(text[start:], 0, first.end("option") - start):
+            return
+        if self._decides(first["rest"]):
             yield Statement(self.options.index(first["option"]), first.start("option"))
 
     def _decides(self, rest: str) -> bool:

@@ -1,10 +1,10 @@
 """A model behind an OpenAI-compatible address that is asked:
 https://platform.openai.com/docs/api-reference/chat.
 
-vLLM, SGLang, llama.cpp, Ollama and most paid services implement it. Log-probabilities are those of
-the first tokens of the reply; where a server gives none, the reply itself is read. Retries and
-waiting are the OpenAI client's own; every request of it, a repeated one too, passes a meter that
-keeps the budget.
+vLLM, SGLang, llama.cpp, Ollama and most paid services implement it, each with fields of its own. A
+request leaves out, or renames, the field that a server's refusal names. Log-probabilities are those
+of the first tokens of the reply; where a server gives none, the reply itself is read. Every
+request, a repeated one too, passes a meter that keeps the budget.
 """
 
 from __future__ import annotations
@@ -12,32 +12,49 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import logging
 import random
 import re
+import zlib
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import httpx2
-import openai
+from pydantic import Field, TypeAdapter
 
 from tether.core.errors import ModelError
+from tether.core.once import once
 from tether.core.protocols import AnswerT, PlacedAnswers, Reply, Told, Verdict
-from tether.core.types import Conversation, Json, JsonValue, Sampling
+from tether.core.received import Count, Received, received
+from tether.core.types import Conversation, Json, Sampling
 from tether.judges.verdicts import DOWN, QUOTA, SPENT, Likeliest, read_verdict
+from tether.scale.servers.client import EXCHANGES, HttpClient, HttpReply
 from tether.settings.judges import JudgeServerConfig
 
-Options = dict[str, object]
-"""Settings of a request, as the OpenAI client takes them."""
+_LOG = logging.getLogger("tether.judges")
 
 LADDER = (20, 5, 0)
 """Numbers of likeliest tokens to ask for. If a server refuses one, the next smaller number is
 tried, and at last none.
 """
+FORM = ("max_tokens", "logprobs", "top_logprobs")
+OPTIONAL = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "tool_choice")
+"""Fields of a request that change their form, and those that are left out, where a server refuses
+them.
+"""
+REFUSALS = 400, 403, 404, 422
+BUSY = 408, 409, 429
+"""Statuses below 500 of a request that is repeated."""
+LARGEST = 32 << 20
+"""Bytes of an answer."""
 MARGIN_TOKENS = 256
 """Tokens that a template may add to a conversation, for the upper bound of a request's cost.
 Answers correct the number.
+"""
+WAIT, LONGEST_WAIT, LONGEST_ASKED = 0.5, 8.0, 60.0
+"""Seconds before the first repetition, which double up to a limit, and the longest wait that a
+server may ask for.
 """
 NO_ANSWER, NO_CONNECTION, UNREADABLE = "no answer in time", "no connection", "unreadable answer"
 CONTROL = re.compile(
@@ -48,103 +65,22 @@ unknown here.
 """
 
 
-class Stopped(openai.OpenAIError):
-    """Nothing more is asked, and why; the client passes its own errors on without asking again."""
+class StoppedError(Exception):
+    """Nothing more is asked, and why."""
 
 
-class Meter(openai.DefaultAsyncHttpxClient):
-    """Sends the client's requests: within the budget, each with a limit of time, all counted.
-
-    The limits of requests and tokens are never exceeded, even with many requests at once. The
-    highest possible cost of a request is reserved before it is sent.
-    """
-
-    def __init__(self, chat: ServedChat) -> None:
-        super().__init__(timeout=chat.config.time_limit)
-        self.chat, self.reserved, self.settled = chat, 0, asyncio.Condition()
-
-    async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
-        """One request, a repeated one too.
-
-        Raises:
-            Stopped: the budget does not cover it, the account is empty, or the server has given no
-                answers for long.
-            RequestError: there was no answer, or no chat completion. The client asks again. The
-                class is that of httpx2.
-        """
-        chat, body = self.chat, json.loads(request.content)
-        # no token is less than a byte
-        sent = body["messages"] + body.get("tools", [])
-        size = len(json.dumps(sent, ensure_ascii=False).encode())
-        size += body.get("max_tokens") or body["max_completion_tokens"]
-        most = cost = size + chat.margin
-        await self._reserve(most)
-        chat.spent.update(
-            ["requests", "retries"]
-            if int(request.headers["x-stainless-retry-count"])
-            else ["requests"],
-        )
-        failure = ""
-        try:
-            # the client's own limit begins again with every byte
-            async with asyncio.timeout(chat.config.time_limit):
-                response = await super().send(request, **options)
-            if response.is_success:
-                tokens = read_completion(response.json()).tokens
-                # a server that does not say may have taken all that was set aside
-                cost = sum(tokens.values()) or most
-                chat.margin = max(chat.margin, cost - size)
-                chat.spent.update(tokens)
-                return response
-            cost, failure = 0, f"HTTP {response.status_code}"
-            if response.status_code == 402 or "insufficient_quota" in response.text:
-                failure = chat.stopped = QUOTA
-                raise Stopped(QUOTA)
-            return response
-        except (TimeoutError, httpx2.TimeoutException):
-            failure = NO_ANSWER
-            raise httpx2.ReadTimeout(failure, request=request) from None
-        except httpx2.RequestError as error:
-            cost, failure = 0 if isinstance(error, httpx2.ConnectError) else most, NO_CONNECTION
-            raise
-        except ValueError as error:
-            failure = UNREADABLE
-            raise httpx2.DecodingError(failure, request=request) from error
-        finally:
-            if failure:
-                chat.spent[f"failed: {failure}"] += 1
-            async with self.settled:
-                self.reserved, chat.tokens = self.reserved - most, chat.tokens + cost
-                self.settled.notify_all()
-
-    async def _reserve(self, most: int) -> None:
-        """Take one request, and the most tokens that it can cost, from the budget."""
-        chat = self.chat
-        requests = self.chat.config.max_requests
-        tokens = self.chat.config.max_tokens
-        async with self.settled:
-            while (
-                tokens is not None
-                and chat.tokens + self.reserved + most > tokens
-                and not chat.stopped
-            ):
-                if not self.reserved:
-                    raise Stopped(SPENT)
-                # a request under way may cost less than was set aside for it
-                await self.settled.wait()
-            if chat.stopped or (requests is not None and chat.requests >= requests):
-                raise Stopped(chat.stopped or SPENT)
-            chat.requests, self.reserved = chat.requests + 1, self.reserved + most
+class LostError(Exception):
+    """A request got no chat completion, and why."""
 
 
 class ServedChat:
     """Implements core.protocols.ChatModel.
 
-    The client repeats requests to busy servers (429), failing ones (5xx) and silent ones. It waits
-    longer each time, or as long as the server's reply names. In three cases, the client sends no
-    further requests. The budget does not cover a request, the account is empty (402), or many
-    questions in a row got no answer. The case is then the reason of all remaining failures. If a
-    server has answered before, a refusal (403) concerns that one question.
+    Requests to busy servers (429), failing ones (5xx) and silent ones are repeated, after a wait
+    that grows, or that the server's reply names. In three cases no further request is sent. The
+    budget does not cover a request, the account is empty (402), or many questions in a row got no
+    answer. The case is then the reason of all remaining failures. If a server has answered before,
+    a refusal (403) concerns that one question.
 
     Attributes:
         requests, tokens: what was spent of the budget, by all questions together.
@@ -159,7 +95,11 @@ class ServedChat:
         self.spent: Counter[str] = Counter()
         self.requests, self.tokens, self.margin, self.stopped = 0, 0, MARGIN_TOKENS, ""
         self._level, self._length_name = 0, "max_tokens"
+        self._left_out = set[str]()
         self._fruitless, self._answered = 0, False
+        self._reserved, self._settled = 0, asyncio.Condition()
+        key = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        self._client = HttpClient(key, LARGEST)
 
     def usage(self) -> Mapping[str, int]:
         return self.spent
@@ -177,10 +117,9 @@ class ServedChat:
             ModelError: the server refuses the key, or knows no such model.
         """
 
-        async def ask(client: openai.AsyncOpenAI, place: int) -> Verdict:
+        async def ask(place: int) -> Verdict:
             length = self.config.reply_tokens
             completion, reason = await self._complete(
-                client,
                 talks[place],
                 length,
                 {"temperature": 0.0},
@@ -209,15 +148,13 @@ class ServedChat:
         """See core.protocols.ChatModel; whether seed and ordinal decide the reply is up to the
         server.
         """
-        fixed: Options = {"temperature": sampling.temperature, "top_p": sampling.top_p}
-        fixed |= {"stop": list(sampling.stop_strings)} if sampling.stop_strings else {}
-        more = {"top_k": sampling.top_k, "min_p": sampling.min_p}
-        fixed |= {"extra_body": {name: value for name, value in more.items() if value}}
+        fixed: Json = {"temperature": sampling.temperature, "top_p": sampling.top_p}
+        more = {"top_k": sampling.top_k, "min_p": sampling.min_p, "stop": sampling.stop_strings}
+        fixed |= {name: value for name, value in more.items() if value}
 
-        async def ask(client: openai.AsyncOpenAI, place: int) -> Reply:
+        async def ask(place: int) -> Reply:
             how = {**fixed, "seed": random.Random(f"{seed}/{ordinals[place]}").getrandbits(31)}
             completion, reason = await self._complete(
-                client,
                 talks[place],
                 sampling.max_new_tokens,
                 how,
@@ -233,45 +170,99 @@ class ServedChat:
     def _all(
         self,
         count: int,
-        ask: Callable[[openai.AsyncOpenAI, int], Awaitable[AnswerT]],
+        ask: Callable[[int], Awaitable[AnswerT]],
         told: Told[AnswerT],
     ) -> list[AnswerT]:
         """Every question once, `concurrency` of them under way at a time."""
-        answers, places, config = PlacedAnswers(told), iter(range(count)), self.config
+        answers, places = PlacedAnswers(told), iter(range(count))
 
-        async def work(client: openai.AsyncOpenAI) -> None:
+        async def work() -> None:
             for place in places:
-                answers[place] = await ask(client, place)
+                answers[place] = await ask(place)
 
         async def all_of_them() -> None:
-            how = {
-                "timeout": config.time_limit,
-                "max_retries": config.attempts - 1,
-                "http_client": Meter(self),
-            }
-            async with openai.AsyncOpenAI(
-                api_key=self._key or "none",
-                base_url=config.url,
-                **how,
-            ) as client:
-                workers = [
-                    asyncio.create_task(work(client)) for _ in range(min(count, config.concurrency))
-                ]
-                try:
-                    await asyncio.gather(*workers)
-                finally:
-                    for worker in workers:
-                        worker.cancel()
+            many = min(count, self.config.concurrency)
+            workers = [asyncio.create_task(work()) for _ in range(many)]
+            try:
+                await asyncio.gather(*workers)
+            finally:
+                for worker in workers:
+                    worker.cancel()
 
-        _run(all_of_them())
+        self._client.run(all_of_them())
         return answers.in_order()
+
+    async def _send(self, body: Json, length: int, *, again: bool) -> Completion | HttpReply:
+        """A completion, or the server's answer that it gives none. Within the budget: the highest
+        possible cost of a request is set aside before it is sent.
+
+        Raises:
+            StoppedError: the budget does not cover it, the account is empty, or the server has
+                given no answers for long.
+            LostError: there was no answer, or no chat completion.
+        """
+        # no token is less than a byte
+        sent = body["messages"] + body.get("tools", [])
+        size = len(json.dumps(sent, ensure_ascii=False).encode(errors="replace")) + length
+        most = cost = size + self.margin
+        await self._reserve(most)
+        self.spent.update(["requests", "retries"] if again else ["requests"])
+        failure = ""
+        try:
+            answer = await self._client.send(
+                "POST",
+                f"{self.config.url}/chat/completions",
+                self.config.time_limit,
+                json.dumps(body).encode(),
+            )
+            if 200 <= answer.status < 300:
+                completion = read_completion(answer.content)
+                # a server that does not say may have taken all that was set aside
+                cost = sum(completion.tokens.values()) or most
+                self.margin = max(self.margin, cost - size)
+                self.spent.update(completion.tokens)
+                return completion
+            cost, failure = 0, f"HTTP {answer.status}"
+            if answer.status == 402 or b"insufficient_quota" in answer.content:
+                failure = self.stopped = QUOTA
+                raise StoppedError(QUOTA)
+            return answer
+        except EXCHANGES as error:
+            late = isinstance(error, TimeoutError | httpx2.TimeoutException)
+            garbled = isinstance(error, ValueError | zlib.error)
+            cost = 0 if isinstance(error, httpx2.ConnectError) else most
+            failure = NO_ANSWER if late else UNREADABLE if garbled else NO_CONNECTION
+            raise LostError(failure) from error
+        finally:
+            if failure:
+                self.spent[f"failed: {failure}"] += 1
+            async with self._settled:
+                self._reserved, self.tokens = self._reserved - most, self.tokens + cost
+                self._settled.notify_all()
+
+    async def _reserve(self, most: int) -> None:
+        """Take one request, and the most tokens that it can cost, from the budget."""
+        requests = self.config.max_requests
+        tokens = self.config.max_tokens
+        async with self._settled:
+            while (
+                tokens is not None
+                and self.tokens + self._reserved + most > tokens
+                and not self.stopped
+            ):
+                if not self._reserved:
+                    raise StoppedError(SPENT)
+                # a request under way may cost less than was set aside for it
+                await self._settled.wait()
+            if self.stopped or (requests is not None and self.requests >= requests):
+                raise StoppedError(self.stopped or SPENT)
+            self.requests, self._reserved = self.requests + 1, self._reserved + most
 
     async def _complete(
         self,
-        client: openai.AsyncOpenAI,
         conversation: Conversation,
         length: int,
-        how: Options,
+        how: Json,
         *,
         likeliest: bool = False,
     ) -> tuple[Completion | None, str]:
@@ -281,74 +272,92 @@ class ServedChat:
         Raises:
             ModelError: every other request would meet the same, and the user can mend it.
         """
-        messages: Any = _wire_rows(conversation)
         tools = conversation[0].tools
-        while True:
-            level, name = self._level, self._length_name
-            most = LADDER[level] if likeliest else 0
-            wording: Json = {
-                name: length,
-                **how,
-                # a reply is text: the model knows its tools and calls none
-                **({"tools": json.loads(tools), "tool_choice": "none"} if tools else {}),
-                **({"logprobs": True, "top_logprobs": most} if most else {}),
-            }
+        # a reply is text: the model knows its tools and calls none
+        how = how | ({"tools": json.loads(tools), "tool_choice": "none"} if tools else {})
+        messages, failures, reason = _wire_rows(conversation), 0, ""
+        while failures < self.config.attempts:
+            body = self._body(messages, length, how, likeliest=likeliest)
+            wait = min(LONGEST_WAIT, WAIT * 2**failures) * random.uniform(0.75, 1.0)
             try:
-                answer = await client.chat.completions.create(
-                    model=self.config.model,
-                    messages=messages,
-                    **wording,
-                )
-                self._fruitless, self._answered = 0, True
-                return read_completion(answer.model_dump()), ""
-            except Stopped as stop:
+                answer = await self._send(body, length, again=failures > 0)
+            except StoppedError as stop:
                 return None, str(stop)
-            except openai.APIStatusError as error:
-                code, text = error.status_code, self._words(error)
-                # Some services refuse a single prompt so, which their moderation has flagged:
-                # https://openrouter.ai/docs/errors.
-                of_one = code == 403 and (self._answered or "flagged" in text)
-                if code in (401, 403, 404) and not of_one:
-                    raise ModelError(
-                        f"{self.name} refuses (HTTP {code}): {text}. Mend the address, the "
-                        "model's name or the key",
-                    ) from None
-                if code in (400, 422) and self._reworded(text, level, name):
+            except LostError as lost:
+                reason = str(lost)
+            else:
+                if isinstance(answer, Completion):
+                    self._fruitless, self._answered = 0, True
+                    return answer, ""
+                if self._reworded(answer, body):
                     continue
-                if code < 500 and code not in (408, 409, 429):
-                    return None, f"HTTP {code}: {text}"
-                reason = f"HTTP {code}"
-            except openai.APITimeoutError:
-                reason = NO_ANSWER
-            except openai.APIConnectionError as error:
-                reason = (
-                    UNREADABLE
-                    if isinstance(error.__cause__, httpx2.DecodingError)
-                    else NO_CONNECTION
-                )
-            self._fruitless += 1
-            if self._fruitless > 2 * self.config.concurrency:
-                self.stopped = f"{DOWN}: {reason}, {self._fruitless} times in a row"
-            return None, reason
+                reason = self._refused(answer)
+                if answer.status < 500 and answer.status not in BUSY:
+                    return None, reason
+                wait = _wait_asked(answer) or wait
+            failures += 1
+            if failures < self.config.attempts:
+                await asyncio.sleep(wait)
+        self._fruitless += 1
+        if self._fruitless > 2 * self.config.concurrency:
+            self.stopped = f"{DOWN}: {reason}, {self._fruitless} times in a row"
+        return None, reason
 
-    def _words(self, error: openai.APIStatusError) -> str:
-        """The server's own words, shortened and without the key, which some repeat."""
-        words = error.body.get("message") if isinstance(error.body, dict) else error.body
-        text = " ".join(
-            (words if isinstance(words, str) and words else error.message).split(),
-        ).rstrip(".")
-        return (text.replace(self._key, "(key)") if self._key else text)[:200]
+    def _body(self, messages: list[Json], length: int, how: Json, *, likeliest: bool) -> Json:
+        """A request in the words that this server takes."""
+        most = LADDER[self._level] if likeliest else 0
+        words = {
+            "model": self.config.model,
+            "messages": messages,
+            self._length_name: length,
+            **how,
+            **({"logprobs": True, "top_logprobs": most} if most else {}),
+        }
+        return {name: value for name, value in words.items() if name not in self._left_out}
 
-    def _reworded(self, text: str, level: int, name: str) -> bool:
-        """Change the form of the next request: fewer likeliest tokens, or another name for the
-        length. False if there is no other form.
+    def _refused(self, answer: HttpReply) -> str:
+        """The reason of an answer that is no completion.
+
+        Raises:
+            ModelError: every other request would meet the same, and the user can mend it.
         """
-        if "max_completion_tokens" in text and name == "max_tokens":
-            self._length_name = "max_completion_tokens"
-        elif "logprobs" in text and level < len(LADDER) - 1:
-            self._level = max(self._level, level + 1)
+        code, words = answer.status, self._words(answer)
+        # Some services refuse a single prompt so, which their moderation has flagged:
+        # https://openrouter.ai/docs/errors.
+        of_one = code == 403 and (self._answered or "flagged" in words)
+        if code in (401, 403, 404) and not of_one:
+            raise ModelError(
+                f"{self.name} refuses (HTTP {code}): {words}. Mend the address, the model's name "
+                "or the key",
+            )
+        return f"HTTP {code}" if code >= 500 or code in BUSY else f"HTTP {code}: {words}"
+
+    def _words(self, answer: HttpReply) -> str:
+        """The server's own words, shortened and without the key, which some repeat."""
+        words = answer.words.rstrip(".")
+        return (words.replace(self._key, "(key)") if self._key else words)[:200]
+
+    def _reworded(self, answer: HttpReply, sent: Json) -> bool:
+        """Change the form of the next requests by what a refusal names: fewer likeliest tokens,
+        another name for the length, or a field less. False if there is no other form.
+        """
+        if answer.status not in REFUSALS:
+            return False
+        others = re.findall(r"\bmax_[a-z_]*tokens\b", answer.words)
+        other = next((name for name in others if name not in sent), "max_completion_tokens")
+        named = [name for name in (*FORM, *OPTIONAL) if _names(answer.words, name)]
+        if "max_tokens" in sent and (others or "max_tokens" in named):
+            change, self._length_name = f"{other} in place of max_tokens", other
+        elif "logprobs" in sent and {"logprobs", "top_logprobs"} & {*named}:
+            level = LADDER.index(sent["top_logprobs"]) + 1
+            change, self._level = f"top_logprobs = {LADDER[level]}", max(self._level, level)
+        elif field := next((name for name in named if name in OPTIONAL and name in sent), ""):
+            change = f"no {field}"
+            self._left_out.add(field)
         else:
             return False
+        words = self._words(answer)
+        once(_LOG.warning, "%s is asked with %s: it said %r.", self.name, change, words)
         return True
 
 
@@ -380,6 +389,18 @@ def _wire_rows(conversation: Conversation) -> list[Json]:
     return rows
 
 
+def _names(words: str, field: str) -> bool:
+    """True if words name a field of a request: as it is written, or with other signs between."""
+    pattern = rf"(?<![a-z_]){field.replace('_', '[_ -]?')}(?![a-z_])"
+    return re.search(pattern, words, re.IGNORECASE) is not None
+
+
+def _wait_asked(answer: HttpReply) -> float:
+    """Seconds that a busy server asks for; 0 where it names none that can be waited."""
+    text = answer.headers.get("retry-after", "")
+    return min(float(text), LONGEST_ASKED) if re.fullmatch(r"\d{1,3}", text) else 0.0
+
+
 class Completion(NamedTuple):
     """A reply, whether it ended by itself, the likeliest tokens at each of its places, and what it
     cost.
@@ -391,43 +412,70 @@ class Completion(NamedTuple):
     tokens: dict[str, int]
 
 
-def read_completion(answer: JsonValue) -> Completion:
-    """The parts of a chat completion.
+class _Part(Received):
+    type: str
+    text: str | None = None
+
+
+class _Said(Received):
+    content: str | list[_Part] | None = None
+
+
+class _Likelihood(Received):
+    token: str
+    logprob: float | None
+
+
+class _Place(_Likelihood):
+    top_logprobs: list[_Likelihood] | None = None
+
+
+class _Places(Received):
+    content: list[_Place] | None = None
+
+
+class _Choice(Received):
+    message: _Said
+    finish_reason: str | None = None
+    logprobs: _Places | None = None
+
+
+class _Usage(Received):
+    prompt_tokens: Count = 0
+    completion_tokens: Count = 0
+
+
+class _Answer(Received):
+    choices: list[_Choice] = Field(min_length=1)
+    usage: _Usage | None = None
+
+
+_ANSWER = TypeAdapter(_Answer)
+
+
+def read_completion(content: bytes) -> Completion:
+    """The parts of a chat completion. Of a content in parts, the texts are the reply.
 
     Raises:
         ValueError: it is none.
     """
-    try:
-        choice, cost = answer["choices"][0], answer.get("usage")
-        places = (choice.get("logprobs") or {}).get("content") or ()
-        likeliest = [
-            [(t["token"], float(t["logprob"])) for t in (place, *(place.get("top_logprobs") or ()))]
-            for place in places
+    answer = received(content, _ANSWER)
+    choice, cost = answer.choices[0], answer.usage
+    words = choice.message.content or ""
+    if isinstance(words, list):
+        words = "".join(part.text or "" for part in words if part.type == "text")
+    places = (choice.logprobs.content if choice.logprobs else None) or []
+    likeliest = [
+        [
+            (likely.token, likely.logprob)
+            for likely in (place, *(place.top_logprobs or ()))
+            if likely.logprob is not None
         ]
-        tokens = (
-            {
-                "prompt_tokens": int(cost["prompt_tokens"]),
-                "reply_tokens": int(cost["completion_tokens"]),
-            }
-            if cost
-            else {}
-        )
-        return Completion(
-            str(choice["message"]["content"] or ""),
-            choice["finish_reason"] != "length",
-            likeliest,
-            tokens,
-        )
-    except (AttributeError, TypeError, LookupError) as error:
-        raise ValueError(f"not a chat completion: {error}") from error
-
-
-def _run(work: Coroutine[object, object, None]) -> None:
-    """To its end, also from a notebook, where a loop is running already."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        asyncio.run(work)
-        return
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(asyncio.run, work).result()
+        for place in places
+    ]
+    tokens = (
+        {"prompt_tokens": cost.prompt_tokens, "reply_tokens": cost.completion_tokens}
+        if cost
+        else {}
+    )
+    return Completion(words, choice.finish_reason != "length", likeliest, tokens)

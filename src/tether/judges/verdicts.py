@@ -8,7 +8,8 @@ import re
 from collections.abc import Sequence
 
 from tether.core.protocols import Verdict
-from tether.judges.grammar import is_unfinished_thought, verdict_in
+from tether.core.thoughts import answer_start
+from tether.judges.grammar import verdict_in
 
 LEAST = 1e-9
 """The least probability of a named option outside the likeliest ones."""
@@ -97,7 +98,7 @@ def _no_verdict(text: str, finished: bool) -> Verdict:
     if not finished:
         where = (
             "while it was thinking"
-            if is_unfinished_thought(text) or not _MARKS.sub("", text)
+            if answer_start(text) is None or not _MARKS.sub("", text)
             else "before it named an option"
         )
         return Verdict(

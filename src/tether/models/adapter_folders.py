@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from tether.core.errors import ModelError, TetherError, one_line
-from tether.core.locks import temporary_folder
+from tether.core.keeping import temporary_folder
 from tether.core.once import once
 from tether.core.rundir import read_json
 from tether.models.carried import MergedChange, carry, factors_of, fold_in, scale_carried

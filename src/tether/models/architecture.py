@@ -48,8 +48,8 @@ def check_architecture(source: str, model: PreTrainedModel) -> None:
         )
     if not agrees(ours, expected):
         raise ModelError(
-            f"{source}: {kind} does not compute its logits by its output layer alone, so its "
-            f"log-probabilities cannot be read. {OTHER}.",
+            f"{source}: {kind} computes other logits than its output layer and configuration "
+            f"give, so its log-probabilities cannot be read. {OTHER}.",
         )
 
 
@@ -60,9 +60,7 @@ def _logits(role: Role) -> tuple[torch.Tensor, torch.Tensor]:
 
     Both are (time, vocab), in the model's type.
     """
-    ids = torch.randint(role.vocabulary, (1, 9), generator=torch.Generator().manual_seed(0)).to(
-        role.device,
-    )
+    ids = role.few_ids(9)
     places = (
         {"position_ids": torch.arange(9, device=role.device)[None]} if role.takes_positions else {}
     )

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from tether.core.errors import ModelError
 from tether.models.carried import lengths, matrices
@@ -69,7 +68,10 @@ def _average_layer(layer: LoraLayer, members: Sequence[str], name: str) -> None:
             ],
         )
         mean = scales.mean(0)
-        ups = [_by_output(up.float(), scale / mean) for up, scale in zip(ups, scales, strict=True)]
+        ups = [
+            up.float() * (scale / mean).view(-1, *[1] * (up.dim() - 1))
+            for up, scale in zip(ups, scales, strict=True)
+        ]
     down, up = factors[name]
     down.copy_(torch.cat(downs, 0))
     up.copy_(torch.cat(ups, 1))
@@ -82,11 +84,6 @@ def _average_layer(layer: LoraLayer, members: Sequence[str], name: str) -> None:
                 "their mean is no adapter. Train the members with lora.dora = false, or keep them "
                 "as an ensemble (average = false).",
             )
-
-
-def _by_output(up: Tensor, scale: Tensor) -> Tensor:
-    """B with each output's row multiplied by its number."""
-    return up * scale.view(-1, *[1] * (up.dim() - 1))
 
 
 def _average_heads(roles: Sequence[Role]) -> ScalarHead:

@@ -15,6 +15,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from tether.core.errors import ConfigError, ModelError, one_line, require
+from tether.core.keeping import durable
 from tether.core.once import once
 from tether.core.rundir import cpuinfo
 from tether.core.types import Json
@@ -341,13 +342,15 @@ def add_adapter(
     """
     from peft import LoraConfig as PeftLora
 
+    targets, others = target_names(model, lora, scores=scores)
     peft_config = PeftLora(
         r=lora.rank,
         lora_alpha=lora.alpha,  # pyright: ignore[reportArgumentType]  (peft scales with any number)
         lora_dropout=lora.dropout,
         use_rslora=lora.rslora,
         use_dora=lora.dora,
-        target_modules=target_names(model, lora, scores=scores),
+        target_modules=targets,
+        exclude_modules=others or None,
         layers_to_transform=kept_layers(model.config, lora),
         task_type="CAUSAL_LM",
     )
@@ -409,27 +412,16 @@ def save_model(
     Args:
         stop_ids: the ids that end a turn; empty: those that model and tokenizer declare.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     tokenizer.chat_template = template
     if stop_ids:
         declare_ends(model, tokenizer, stop_ids, template)
     change: MergedChange | None = vars(model).pop("change", None)
     if any(carriers(model)):
         change = MergedChange(factors_of(model), model.dtype)
-    with quiet():
-        model.save_pretrained(folder, state_dict=merged_weights(model))
-        tokenizer.save_pretrained(folder)
-    if change is not None and change.factors:
-        write_change(folder / MERGED_ADAPTER, change)
-    write_for_older_readers(folder, tokenizer)
-    make_readable(folder)
-
-
-def make_readable(folder: Path) -> None:
-    """Weights with the permissions of other files: safetensors makes them their owner's alone."""
-    for path in folder.rglob("*.safetensors"):
-        path.chmod(
-            (folder / "config.json").stat().st_mode
-            if (folder / "config.json").is_file()
-            else 0o644,
-        )
+    with durable(folder, over=True) as unfinished:
+        with quiet():
+            model.save_pretrained(unfinished, state_dict=merged_weights(model))
+            tokenizer.save_pretrained(unfinished)
+        if change is not None and change.factors:
+            write_change(unfinished / MERGED_ADAPTER, change)
+        write_for_older_readers(unfinished, tokenizer)

@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from tether.algorithms.token_batch import TokenBatch
 from tether.models.trunk import Role, forwards, has_adapters, setting
-
-if TYPE_CHECKING:
-    from peft.tuners.tuners_utils import BaseTunerLayer
 
 GATED = {"mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"}
 """Modules of a layer that treats every token by itself, in Llama and its kin. Experts are left out.
@@ -64,7 +60,11 @@ def _depth_below(role: Role, adapters: set[str | None]) -> int:
     }
     carriers = (m for m in role.model.modules() if has_adapters(m))
     return min(
-        (place.get(id(m), 0) for m in carriers if adapters & set(_adapters_of(m))),
+        (
+            place.get(id(m), 0)
+            for m in carriers
+            if any(adapters & set(getattr(m, kind)) for kind in m.adapter_layer_names)
+        ),
         default=0,
     )
 
@@ -93,7 +93,3 @@ def _only_at(layers: Sequence[nn.Module], positions: Tensor) -> Iterator[None]:
 
     with forwards(parts, narrowed):
         yield
-
-
-def _adapters_of(layer: BaseTunerLayer) -> list[str]:
-    return [name for kind in layer.adapter_layer_names for name in getattr(layer, kind)]

@@ -26,6 +26,8 @@ OLDER_CLASSES = {
     "TokenizersBackend": "PreTrainedTokenizerFast",
     "PythonBackend": "PreTrainedTokenizer",
 }
+OLDER_ROTARIES = ("linear", "dynamic", "yarn", "longrope", "llama3")
+"""Kinds of scaling that version 4 has; of others version 5 refuses the older form."""
 OWN_NAMES = {"gpt_neox": {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}}
 """Names of a family's settings in transformers 4, besides the common names."""
 
@@ -93,7 +95,7 @@ def with_older_names(config: Json) -> Json:
 def _rotary(parameters: Json) -> Json:
     bases = ("rope_theta", "partial_rotary_factor")
     older: Json = {name: parameters[name] for name in bases if name in parameters}
-    if parameters["rope_type"] != "default":
+    if parameters["rope_type"] in OLDER_ROTARIES:
         older["rope_scaling"] = {
             key: value for key, value in parameters.items() if key not in bases
         }

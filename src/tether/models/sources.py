@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 from os.path import exists
 from pathlib import Path
 
 from tether.core.errors import ConfigError, MissingFileError
+from tether.core.rundir import nearby
+from tether.models.packaged import PACKAGES
 from tether.settings.model import ADAPTER_FILE, PACKAGE_PREFIX, TINY, ModelConfig
+from tether.settings.synonyms import did_you_mean
 
 
 def check_model_source(config: ModelConfig) -> None:
@@ -17,10 +21,10 @@ def check_model_source(config: ModelConfig) -> None:
         ConfigError: the source is neither a folder nor the name of a model.
     """
     source, folder = config.source, Path(config.source).expanduser()
-    looks_local = source.startswith((".", "/", "~")) or exists(source)
-    is_gguf = folder.suffix == ".gguf" and folder.is_file()
-    names = ("config.json", ADAPTER_FILE)
-    if looks_local and not is_gguf and not any((folder / name).is_file() for name in names):
+    is_gguf = folder.suffix == ".gguf"
+    looks_local = is_gguf or source.startswith((".", "/", "~")) or exists(source)
+    files = [folder] if is_gguf else [folder / "config.json", folder / ADAPTER_FILE]
+    if looks_local and not any(file.is_file() for file in files):
         raise MissingFileError(
             f"model folder {source!r} has no config.json. Give a transformers folder, a "
             ".gguf file, a hub id or `tiny`.",
@@ -29,9 +33,18 @@ def check_model_source(config: ModelConfig) -> None:
         raise MissingFileError(
             f"chat template not found: {config.chat_template}. Give the path of a Jinja file.",
         )
-    named = source.startswith(PACKAGE_PREFIX) or source == TINY or source.count("/") == 1
+    packages = [f"{PACKAGE_PREFIX}{name}" for name in PACKAGES]
+    named = source in (TINY, *packages) or (source.count("/") == 1 and ":" not in source)
     if not looks_local and not named:
         raise ConfigError(
             f"model source {source!r} is neither an existing folder, nor a hub id like "
-            "owner/name, nor package:NAME==VERSION, nor `tiny`",
+            f"owner/name, nor one of the packages {', '.join(packages)}, nor `tiny`. "
+            f"{near_model(source)}",
         )
+
+
+def near_model(source: str) -> str:
+    """Suggestion for a missing source: a model with a similar name, or a run nearby."""
+    models = {TINY: TINY, "gpt2": "openai-community/gpt2"}
+    near = difflib.get_close_matches(source, models, n=1, cutoff=0.5)
+    return did_you_mean([models[name] for name in near]) or nearby(Path(source))

@@ -29,6 +29,7 @@ from tether.models.unpacked import unpacked
 if TYPE_CHECKING:
     from peft import PeftModel
     from peft.tuners.tuners_utils import BaseTunerLayer
+    from torch.distributed.tensor import DTensor
     from transformers import PretrainedConfig, PreTrainedModel
 
     Trunk = PreTrainedModel | PeftModel
@@ -41,6 +42,13 @@ SOFT_CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_ca
 """Names that families give to the soft cap of their logits."""
 _PROVEN: dict[tuple[object, ...], Independence] = {}
 """Results proven of a configuration under an attention function, in a type, on a kind of device."""
+
+
+def is_cut(tensor: Tensor) -> TypeGuard[DTensor]:
+    """True if other processes hold parts of a tensor."""
+    from torch.distributed.tensor import DTensor
+
+    return isinstance(tensor, DTensor)
 
 
 def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
@@ -137,6 +145,9 @@ class Role:
     def decoder(self) -> nn.Module:
         """The module that turns token ids into states."""
         decoder = self.causal_model.get_decoder()
+        # beside towers, it may be a whole language model
+        if setting(decoder, "lm_head") is not None and decoder is not self.causal_model:
+            decoder = decoder.get_decoder()
         # or it is a layer that is called so
         own = decoder is not self.causal_model and hasattr(decoder, "config")
         return decoder if own else self.causal_model.model
@@ -189,9 +200,13 @@ class Role:
             self.config.to_json_string(use_diff=False),
         )
         if self._kept_apart is None or self._kept_apart[0] != self.attention:
-            if key not in _PROVEN:
-                _PROVEN[key] = self._prove(parameter)
-            self._kept_apart = self.attention, _PROVEN[key]
+            proven = _PROVEN
+            if any(map(is_cut, self.model.parameters())):
+                # all ranks prove a cut model together, whatever one of them has proven before
+                proven = vars(self.causal_model).setdefault("tether_proven", {})
+            if key not in proven:
+                proven[key] = self._prove(parameter)
+            self._kept_apart = self.attention, proven[key]
         return self._kept_apart[1]
 
     def _prove(self, parameter: Tensor) -> Independence:
@@ -324,6 +339,12 @@ class Role:
             if states.shape[1] < batch.ids.shape[1]
             else states
         )
+
+    def few_ids(self, count: int) -> Tensor:
+        """(1, count) ids of tokens, always the same ones."""
+        generator = torch.Generator().manual_seed(0)
+        ids = torch.randint(self.vocabulary, (1, count), generator=generator, device="cpu")
+        return ids.to(self.device)
 
     def states(self, ids: Tensor) -> Tensor:
         """Last hidden states (rows, time, dim) of rows without padding, under the adapter that is

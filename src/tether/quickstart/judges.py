@@ -7,14 +7,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
-from tether.build.data.rows import load_rows
-from tether.build.models import open_model
-from tether.build.roles import encoder_of
 from tether.core.errors import ConfigError
 from tether.core.types import Demonstration, Prompt, Score
 from tether.data.sources import Quarantine
 from tether.models.trunk import Role
 from tether.quickstart.gold import GoldJudge, SentenceEmbedder
+from tether.runner.assembly.data.rows import load_rows
+from tether.runner.assembly.models import open_model
+from tether.runner.assembly.roles import encoder_of
 from tether.settings.model import ModelConfig
 from tether.settings.section import DataConfig
 
@@ -27,7 +27,7 @@ READER = ModelConfig(
 
 
 def gold(prompts: Sequence[Prompt], responses: Sequence[str]) -> list[Score]:
-    """The gold judge (docs/trust/gold.md). Prompts carry `kind` in their metadata, as those of
+    """The gold judge (docs/trust/distrust.md). Prompts carry `kind` in their metadata, as those of
     `tether:prompts` do.
 
     Raises:

@@ -11,22 +11,9 @@ Step = tuple[int, int, int, int]
 LOAD = 0x20
 """Take 32 bits of the call at a place: 0 is its number, 4 its machine, 16 its first argument."""
 EQUAL = 0x15
-ABOVE = 0x25
 AT_LEAST = 0x35
 ONLY_BITS = 0x54
 """Take only these bits of what was loaded."""
-DOWN = 0x74
-"""Shift towards the lower bits."""
-UP = 0x64
-EITHER = 0x4C
-"""The bits that are in what was loaded, or in the register."""
-ADD = 0x0C
-KEEP = 0x07
-"""Copy what was loaded to the register."""
-STORE = 0x02
-"""Copy what was loaded to memory."""
-RECALL = 0x61
-"""Copy memory to the register."""
 
 ALLOW: Step = (0x06, 0, 0, 0x7FFF0000)
 KILL: Step = (0x06, 0, 0, 0x80000000)

@@ -5,45 +5,36 @@ about what it did.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import faulthandler
 import functools
 import inspect
+import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
-from types import CodeType
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from tether.core.errors import STOPS, RewardError, RunError, error_words
 from tether.core.stopping import AGAIN
 from tether.core.watchdog import Watchdog
-from tether.rewards.sentinel import SENTINEL
-from tether.rewards.surroundings import Surroundings
+from tether.rewards.surroundings import same_threads, surroundings
 
 T = TypeVar("T")
-
-
-def code_of(function: Callable[..., object]) -> CodeType | None:
-    """The code object of a function, of what it wraps, or of the `__call__` of an object; None of
-    what is built in.
-    """
-    inner = _inner(function)
-    inner = inner if inspect.isroutine(inner) else type(inner).__call__
-    inner = inner.__func__ if inspect.ismethod(inner) else inner
-    return inner.__code__ if inspect.isfunction(inner) else None
+GRACE = 30.0
+"""Seconds after the time limit until the stack of a call that holds the interpreter is shown."""
 
 
 def _inner(function: Callable[..., object]) -> Callable[..., object]:
     """The innermost function of one that is decorated or partly applied."""
-    try:
-        inner = inspect.unwrap(function)
-    except Exception:  # noqa: BLE001 - an object may raise at any attribute
-        return function
+    inner = inspect.unwrap(function)
     return _inner(inner.func) if isinstance(inner, functools.partial) else inner
 
 
 def title_of(function: Callable[..., object]) -> str:
     """A function's qualified name; of an object that can be called its class's."""
-    inner = function.func if isinstance(function, functools.partial) else function
+    inner = _inner(function)
     return (inner if inspect.isroutine(inner) else type(inner)).__qualname__.replace(
         "<locals>.",
         "",
@@ -57,8 +48,13 @@ def source_of(role: str, function: Callable[..., object]) -> str:
 
 
 def _file_of(function: Callable[..., object]) -> str | None:
-    code = code_of(function)
-    return None if code is None else code.co_filename
+    """The file of a function, of what it wraps, or of the `__call__` of an object; None of what is
+    built in.
+    """
+    inner = _inner(function)
+    with contextlib.suppress(TypeError):
+        return inspect.getfile(inner if inspect.isroutine(inner) else type(inner).__call__)
+    return None
 
 
 def settled(returned: object) -> object:
@@ -78,12 +74,16 @@ async def _items(returned: AsyncIterator[object]) -> list[object]:
     return [item async for item in returned]
 
 
-class _Outcome(NamedTuple, Generic[T]):
-    """Outcome of a call: a value, or a sentence on a fault, or an error that stops the run."""
-
-    value: T | None = None
-    fault: str = ""
-    stop: BaseException | None = None
+@contextlib.contextmanager
+def _shown_when_stuck(seconds: float) -> Iterator[None]:
+    """A block whose stacks are written to standard error if it lasts longer, even where no thread
+    of Python gets a turn.
+    """
+    faulthandler.dump_traceback_later(seconds, file=sys.__stderr__ or 2)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 class Guarded:
@@ -91,8 +91,8 @@ class Guarded:
 
     A call runs in a thread, so that one that hangs can be left behind. The same thread reads the
     returned value, whose items may be anything. The process's state is put back after each call
-    (`Surroundings`). A call that holds the interpreter's lock for good ends the process
-    (`Sentinel`).
+    (`surroundings`). A regular expression that backtracks holds the interpreter's lock and cannot
+    be left behind. The stack of such a call is written to standard error.
 
     Args:
         role: "the reward function", "the judge".
@@ -124,52 +124,43 @@ class Guarded:
         Raises:
             RewardError: the function raised, hangs, or returned what cannot be read.
         """
-        outcome: list[_Outcome[T]] = []
-        around = Surroundings(self.source, file=self.file)
-        with SENTINEL.watch(self.source, self.time_limit), around:
+        outcome = Future[T]()
 
-            def work() -> None:
-                outcome.append(self._outcome(read, arguments, around))
-                around.note_thread()
+        def work() -> None:
+            with same_threads():
+                self._settle(outcome, read, arguments)
 
+        with surroundings(self.source), _shown_when_stuck(self.time_limit + GRACE):
             thread = threading.Thread(target=work, daemon=True, name=self.source)
             thread.start()
             thread.join(self.dump_after)
-            where = self._hangs(thread, around) if thread.is_alive() else ""
+            where = ""
+            if thread.is_alive():
+                stuck = self.source, self.dump_after, thread.ident or 0, self.file
+                where = f", it was in {self.watchdog.late(*stuck)}"
             thread.join(self.time_limit - self.dump_after)
-        if not outcome:
+        if not outcome.done():
             raise RewardError(f"{self.source} gave no answer within {self.time_limit:g} s{where}")
-        if outcome[0].stop is not None:
-            raise outcome[0].stop
-        if outcome[0].fault:
-            raise RewardError(outcome[0].fault)
-        return outcome[0].value  # type: ignore[return-value]
+        return outcome.result()
 
-    def _outcome(
+    def _settle(
         self,
+        outcome: Future[T],
         read: Callable[[object, str], T],
         arguments: tuple[object, ...],
-        around: Surroundings,
-    ) -> _Outcome[T]:
+    ) -> None:
+        """Make the call, and give its outcome a value, or an error of one sentence."""
         reading = ""
         try:
-            returned = around.run(settled, around.run(self.function, *arguments))
+            returned = settled(self.function(*arguments))
             reading = f" while its {type(returned).__name__} was read"
-            return _Outcome(read(returned, self.source))
+            outcome.set_result(read(returned, self.source))
         except STOPS as stop:
-            return _Outcome(stop=stop)
+            outcome.set_exception(stop)
         except BaseException as error:  # noqa: BLE001 - the user's code may raise anything, SystemExit too
-            if reading and isinstance(error, RewardError):
-                return _Outcome(fault=str(error))
-            return _Outcome(fault=f"{self.source} raised {error_words(error)}{reading}")
-
-    def _hangs(self, thread: threading.Thread, around: Surroundings) -> str:
-        """Report where the call is."""
-        around.put_names_back()
-        return (
-            ", it was in "
-            f"{self.watchdog.late(self.source, self.dump_after, thread.ident or 0, self.file)}"
-        )
+            is_read = reading and isinstance(error, RewardError)
+            fault = f"{self.source} raised {error_words(error)}{reading}"
+            outcome.set_exception(RewardError(str(error) if is_read else fault))
 
 
 def in_place(function: Callable[..., object], role: str) -> Callable[..., None]:
@@ -184,8 +175,8 @@ def in_place(function: Callable[..., object], role: str) -> Callable[..., None]:
     @functools.wraps(function)
     def call(*arguments: object) -> None:
         try:
-            with Surroundings(source) as around:
-                around.run(settled, around.run(function, *arguments))
+            with surroundings(source):
+                settled(function(*arguments))
         except STOPS:
             raise
         except Exception as error:

@@ -4,6 +4,7 @@ with a tokenizer of their own.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -12,12 +13,14 @@ import torch
 from tether.core.errors import ModelError
 from tether.core.types import Conversation, Rollout, Score, assistant
 from tether.models.loading import pick_dtype
-from tether.models.pretrained import from_pretrained
+from tether.models.pretrained import check_model_folder, from_pretrained
 from tether.models.sources import check_model_source
 from tether.models.trunk import setting
+from tether.rewards.parts import RewardParts
 from tether.settings.model import ModelConfig
 from tether.settings.reading import build
 from tether.settings.rewards import ClassifierConfig
+from tether.settings.sampling import RewardedSection
 
 if TYPE_CHECKING:
     from transformers import (
@@ -52,7 +55,7 @@ class ClassifierReward:
         self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
         self.config = config
-        self.output = _output(model.config, config)
+        self.output = output_of(model.config, config)
         self.constant = vars(model.config).get(OFFSET, 0.0)
         tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
         if tokenizer.pad_token_id is None:
@@ -139,7 +142,33 @@ class ClassifierReward:
         return self.tokenizer(prompts, [messages[-1].content for messages in conversations], **how)
 
 
-def _output(config: PretrainedConfig, settings: ClassifierConfig) -> int:
+def classifier_reward(parts: RewardParts) -> ClassifierReward:
+    """The reward by a recipe's classifier."""
+    return ClassifierReward.load(parts.settings, parts.device)
+
+
+def check_classifier(name: str, section: RewardedSection) -> None:
+    """Check the folder of a section's classifier, before any stage begins.
+
+    Raises:
+        TetherError: it holds no model, or none that gives the reward.
+    """
+    from transformers import PretrainedConfig
+
+    config: ClassifierConfig = vars(section)["classifier"]
+    settings = build(ModelConfig, {"source": config.source}, where=f"{name}.classifier")
+    check_model_source(settings)
+    if os.path.isdir(source := os.path.expanduser(config.source)):
+        check_model_folder("SequenceClassification", settings)
+        output_of(PretrainedConfig.from_pretrained(source), config)
+
+
+def output_of(config: PretrainedConfig, settings: ClassifierConfig) -> int:
+    """The place of the output that is the reward.
+
+    Raises:
+        ModelError: the settings name none that there is.
+    """
     labels = {int(number): str(name) for number, name in (config.id2label or {}).items()}
     names = ", ".join(labels.values())
     if settings.label is None and len(labels) > 1:

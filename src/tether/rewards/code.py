@@ -10,7 +10,6 @@ inside the program's own process, and a program that is out to deceive can decei
 
 from __future__ import annotations
 
-import ast
 import atexit
 import contextlib
 import json
@@ -27,101 +26,33 @@ import tempfile
 import threading
 import time
 import types
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from decimal import Decimal
-from fractions import Fraction
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, NoReturn
+from typing import Literal, NoReturn
 
-from tether.core.errors import DataError
-from tether.core.locks import temporary_folder
+from pydantic import TypeAdapter
+
+from tether.core.keeping import temporary_folder
+from tether.core.received import received
 from tether.core.types import Json, JsonValue
-from tether.rewards.addresses import memory_limit
+from tether.core.visible import visible
+from tether.rewards.code_tests import CodeTest
 from tether.rewards.guard import MEBIBYTE, OPEN_FILES, Guards, end_with, limit, restrict
 from tether.rewards.sandbox import ending, write_all
 from tether.rewards.scratch import confine, excess
+from tether.rewards.values import as_json
 
-_FENCE = re.compile(r"```[ \t]*+([\w+#.-]*+)[^\n`]*+\n(.*?)```", re.DOTALL)
 OUTPUT, FILE, SCRATCH = MEBIBYTE, 16 * MEBIBYTE, 64 * MEBIBYTE
 """Bytes that a program may write: to its output, into one file, into all its files together."""
+CLOSE = 1e-6
+"""Difference of a printed decimal from the right one that is none, of itself or absolute."""
+_FLOAT = re.compile(r"[-+]?(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][-+]?\d+)?")
 SCRATCH_NAME = "tether-code"
-_POLL = 0.05
-Outcome = Sequence[object]
+_POLL = 0.01
+Outcome = Sequence[JsonValue]
 """Of a test: ("gave", value), or what went wrong and how."""
-
-
-@dataclass(frozen=True, slots=True)
-class CodeTest:
-    """One thing asked of a program, and what is right (None: only that it runs without an
-    error).
-    """
-
-    ask: str
-    kind: str
-    right: object = None
-    counts: bool = True
-
-
-def fenced(text: str) -> str | None:
-    """The last fenced block that is Python or says no language; None without one."""
-    # of every language: else the end of a block of shell would begin one
-    blocks = _FENCE.findall(text)
-    return next(
-        (
-            body
-            for language, body in reversed(blocks)
-            if language.lower() in ("", "py", "python", "python3")
-        ),
-        None,
-    )
-
-
-def read_tests(given: JsonValue) -> tuple[CodeTest, ...]:
-    """The tests of a problem: Python source, a list of it, or a list of {"input": ..., "output":
-    ...} for whole programs.
-
-    Raises:
-        DataError: it is none of these, is no Python, or tests nothing.
-    """
-    if isinstance(given, str) and given.lstrip().startswith("["):
-        with contextlib.suppress(json.JSONDecodeError):
-            given = json.loads(given)
-    rows: Sequence[JsonValue] = given if isinstance(given, list | tuple) else [given]
-    shown = str(given)[:80]
-    if rows and all(isinstance(row, Mapping) and {"input", "output"} <= row.keys() for row in rows):
-        return tuple(CodeTest(str(row["input"]), "program", str(row["output"])) for row in rows)
-    if not all(isinstance(row, str) for row in rows):
-        raise DataError(
-            f"tests are Python source, a list of it, or a list of {{input, output}}; "
-            f"these are not: {shown}",
-        )
-    try:
-        tests = tuple(_test(statement) for statement in ast.parse("\n".join(rows)).body)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise DataError(f"the tests of a problem are no Python ({error}): {shown}") from None
-    if not any(test.counts for test in tests):
-        raise DataError(f"the tests of a problem assert nothing and call nothing: {shown}")
-    return tests
-
-
-def _test(statement: ast.stmt) -> CodeTest:
-    match statement:
-        case ast.Assert(test=ast.Compare(left=left, ops=[ast.Eq()], comparators=[right])):
-            for call, literal in ((left, right), (right, left)):
-                try:
-                    return CodeTest(
-                        ast.unparse(call),
-                        "value",
-                        json.loads(json.dumps(comparable(ast.literal_eval(literal)))),
-                    )
-                except (ValueError, TypeError):
-                    continue
-    defines = isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
-    holds = not defines and any(
-        isinstance(node, (ast.Assert, ast.Raise)) for node in ast.walk(statement)
-    )
-    return CodeTest(ast.unparse(statement), "run", counts=holds or isinstance(statement, ast.Expr))
+_Said = tuple[Literal["gave"], JsonValue] | tuple[Literal["raised", "ended"], str]
+_REPLY = TypeAdapter(tuple[str, list[_Said]])
 
 
 def request(program: str, tests: Sequence[CodeTest]) -> Json:
@@ -153,58 +84,31 @@ def _met(test: CodeTest, outcome: Outcome) -> bool:
     if what != "gave":
         return False
     if test.kind == "program":
-        return isinstance(value, str) and _lines(value) == _lines(str(test.right))
+        return isinstance(value, str) and _same_output(value, str(test.right))
+    if test.kind == "call":
+        return isinstance(test.right, list) and value in test.right
     return test.kind == "run" or value == test.right
 
 
-def _lines(text: str) -> list[str]:
-    """Without white space at the ends of lines, and without empty lines around them."""
-    return [line.rstrip() for line in text.strip("\r\n").rstrip().splitlines()]
-
-
-def comparable(value: Any) -> JsonValue:
-    """A Python value as JSON that is equal exactly where the values are: lists, tuples, sets and
-    mappings stay apart.
+def _same_output(given: str, right: str) -> bool:
+    """Equal lines, numbers with a decimal point within a millionth; white space at the ends of lines
+    and empty lines around them aside.
     """
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(value, (numpy.number, numpy.bool_)):
-        # item() of a long double is one again
-        return comparable(float(value) if isinstance(value, numpy.floating) else value.item())
-    if value is None or isinstance(value, (bool, str)):
-        return value
-    if isinstance(value, (int, float)):
-        return (
-            value
-            if not isinstance(value, float) or math.isfinite(value)
-            else ["float", repr(value)]
-        )
-    if type(value) in (Fraction, Decimal):
-        for kind in (int, float):
-            with contextlib.suppress(ValueError, OverflowError):
-                if value == kind(value):
-                    return comparable(kind(value))
-    for kind in (list, tuple):
-        if isinstance(value, kind):
-            return [kind.__name__, *map(comparable, value)]
-    if isinstance(value, _SETS):
-        return ["set", *sorted(map(comparable, value), key=_place)]
-    if isinstance(value, dict):
-        return [
-            "dict",
-            *sorted(([comparable(k), comparable(v)] for k, v in value.items()), key=_place),
-        ]
-    value = bytes(value) if type(value) is bytearray else value
-    return [type(value).__name__, repr(value)]
+    lines = [
+        [re.split(r"(\s+)", line.rstrip()) for line in text.strip("\r\n").rstrip().splitlines()]
+        for text in (given, right)
+    ]
+    return list(map(len, lines[0])) == list(map(len, lines[1])) and all(
+        word == other or (_FLOAT.fullmatch(other) and _is_close(word, float(other)))
+        for one, two in zip(*lines, strict=True)
+        for word, other in zip(one, two, strict=True)
+    )
 
 
-_SETS = set, frozenset, type({}.keys()), type({}.items())
-
-
-def _place(value: object) -> str:
-    """A text by which sets are ordered: the same for equal values, such as 1, 1.0 and True."""
-    if isinstance(value, list):
-        return f"[{','.join(map(_place, value))}]"
-    return json.dumps(int(value) if isinstance(value, float | bool) and value % 1 == 0 else value)
+def _is_close(word: str, right: float) -> bool:
+    with contextlib.suppress(ValueError):
+        return math.isclose(float(word), right, rel_tol=CLOSE, abs_tol=CLOSE)
+    return False
 
 
 # What follows runs in the workers, which no right answer ever reaches.
@@ -257,16 +161,14 @@ def _child_in(scratch: str, program: str, asks: list[list[str]], end: float) -> 
         _, status = os.waitpid(child, 0)
         for pipe in (answers, printed, errors):
             os.close(pipe)
-    try:
-        answer = json.loads(texts[answers])
-        if answer[0] == token and len(answer[1]) == len(asks):
+    with contextlib.suppress(ValueError):
+        key, outcomes = received(texts[answers], _REPLY)
+        if key == token and len(outcomes) == len(asks):
             whole = ["gave", texts[printed].decode(errors="replace")]
             return [
-                whole if ask[0] == "program" and one[0] == "gave" else one
-                for ask, one in zip(asks, answer[1], strict=True)
+                whole if ask[0] == "program" and one[0] == "gave" else [*one]
+                for ask, one in zip(asks, outcomes, strict=True)
             ]
-    except (ValueError, TypeError, IndexError, KeyError, RecursionError):
-        pass
     died = f"before its tests ({ending(os.waitstatus_to_exitcode(status))})"
     last = texts[errors].decode(errors="replace").strip().splitlines()[-1:]
     return [["ended", complaint or "; ".join([died, *last])[:200]]] * len(asks)
@@ -290,7 +192,7 @@ def _listen(
     of.
     """
     open_pipes = set(texts)
-    memory = memory_limit()
+    memory, _ = resource.getrlimit(resource.RLIMIT_AS)
     while open_pipes:
         left = end - time.monotonic()
         if left <= 0:
@@ -365,14 +267,14 @@ def _answers(program: str, asks: list[list[str]]) -> list[Outcome]:
 def _asked(kind: str, ask: str, names: Json) -> Outcome:
     try:
         value = _execute(
-            compile(ask, "test", "eval" if kind == "value" else "exec", dont_inherit=True),
+            compile(ask, "test", "exec" if kind == "run" else "eval", dont_inherit=True),
             names,
         )
-        return ["gave", json.loads(json.dumps(comparable(value)))]
+        return ["gave", as_json(value)]
     except MemoryError:
         return ["raised", "MemoryError"]
     except BaseException as error:  # noqa: BLE001 - a program may raise what it likes, SystemExit too
-        return ["raised", f"{type(error).__name__}: {error}"[:200]]
+        return ["raised", visible(f"{type(error).__name__}: {error}", 200)]
 
 
 def _execute(code: types.CodeType, names: Json) -> object:

@@ -12,6 +12,7 @@ from statistics import NormalDist
 from tether.core.protocols import RewardSource
 from tether.core.types import Rollout, Score
 from tether.data.formats.fields import short_hash
+from tether.rewards.parts import RewardParts
 from tether.rewards.verifiable import VerifiableReward
 
 
@@ -31,6 +32,12 @@ class RandomReward:
     def _draw(self, rollout: Rollout) -> float:
         number = short_hash(repr((self.seed, rollout.prompt_ids, rollout.response_ids)))
         return NormalDist().inv_cdf((number + 0.5) / 2**64)
+
+
+def random_reward(parts: RewardParts) -> RewardSource:
+    """The random reward; where a recipe checks answers, these checks judge."""
+    control, config = RandomReward(parts.seed), parts.section.verifiable
+    return CheckedControl(control, VerifiableReward(config)) if config else control
 
 
 class CheckedControl(AbstractContextManager["CheckedControl"]):

@@ -5,7 +5,7 @@ with what it did score.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 
 from tether.core.errors import RewardError
@@ -15,12 +15,13 @@ from tether.core.watchdog import Watchdog
 from tether.rewards.calling import Guarded
 from tether.rewards.forms import Function
 from tether.rewards.loading import load_function
-from tether.rewards.returned import NO_SCORE, TAKEN_PARTS, in_parts, scores_of, whole_groups
-from tether.settings.rewards import FunctionConfig
+from tether.rewards.parts import RewardParts
+from tether.rewards.returned import NO_SCORE, TAKEN_PARTS, in_parts, placed, scores_of, whole_groups
 
 
-def reward_function(config: FunctionConfig) -> FunctionReward:
+def function_reward(parts: RewardParts) -> FunctionReward:
     """The reward of a recipe's function; of several the weighted sum, with each as a part."""
+    config = parts.settings
     functions = {call: load_function(call, config.completions) for call in config.calls}
     if isinstance(config.call, str):
         return FunctionReward(functions[config.call], **config.limits)
@@ -57,61 +58,44 @@ class FunctionReward:
         role: str = "the reward function",
     ) -> None:
         functions = function if isinstance(function, Mapping) else {"": function}
-        self.weights, self.batch = weights, batch
+        self.weights = weights
+        self.batch = batch
         self.watchdog = Watchdog(None)
         self.guarded = {
             call: Guarded(one, role, self.watchdog, time_limit=time_limit, dump_after=dump_after)
             for call, one in functions.items()
         }
-
-    @property
-    def source(self) -> str:
+        self.source = next(iter(self.guarded.values())).source
         """The words for the function in messages."""
-        return next(iter(self.guarded.values())).source
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
         """A score for each; the answers to one prompt are in one call, whatever `batch` is."""
-        parts = whole_groups(rollouts, self.batch)
-        scores = [
-            score
-            for part in parts
-            for score in self._call([r.prompt for r in part], [r.text for r in part])
-        ]
+        groups = whole_groups(rollouts, self.batch)
+        scores = self._scored([(r.prompt, r.text) for r in group] for group in groups)
         return [
-            self._placed(score, rollout) for score, rollout in zip(scores, rollouts, strict=True)
+            placed(score, rollout, self.source)
+            for score, rollout in zip(scores, rollouts, strict=True)
         ]
-
-    def _placed(self, score: Score, rollout: Rollout) -> Score:
-        """The score itself; a failed one where a step ends outside of the response."""
-        source, length = next(iter(self.guarded.values())).source, len(rollout.response_ids)
-        if outside := [end for end, _ in score.steps if not 0 <= end < length]:
-            return Score(
-                None,
-                reason=f"{source} returned a step that ends at token {outside[0]} "
-                f"of a response of {length}",
-            )
-        return score
 
     def score_texts(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> list[Score]:
         """The same of texts; neighbours with one prompt are in one call."""
         pairs = list(zip(prompts, responses, strict=True))
-        parts = in_parts(pairs, self.batch, lambda before, one: before[0] == one[0])
-        return [
-            score
-            for part in parts
-            for score in self._call([p for p, _ in part], [r for _, r in part])
-        ]
+        return self._scored(in_parts(pairs, self.batch, lambda before, one: before[0] == one[0]))
 
-    def _call(self, prompts: list[Prompt], responses: list[str]) -> list[Score]:
+    def _scored(self, parts: Iterable[list[tuple[Prompt, str]]]) -> list[Score]:
+        return [score for part in parts for score in self._call(part)]
+
+    def _call(self, pairs: list[tuple[Prompt, str]]) -> list[Score]:
         """Scores of one call; the function gets copies, so that the run's prompts stay as they
         are.
         """
-        count = len(responses)
+        count = len(pairs)
+        prompts, responses = zip(*pairs, strict=True)
         try:
             columns = {
                 call: one(
                     lambda returned, source: scores_of(returned, count, source),
-                    deepcopy(prompts),
+                    deepcopy(list(prompts)),
                     list(responses),
                 )
                 for call, one in self.guarded.items()

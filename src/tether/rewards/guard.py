@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tether.rewards import bpf
-from tether.rewards.addresses import rules
 
 READABLE = (
     "/usr/lib",
@@ -194,6 +193,13 @@ def _filter(column: int, machine: int, *, threads: bool) -> Iterator[bpf.Step]:
     """The steps of the filter."""
     number: Callable[[str], int] = lambda name: _JUDGED[name][column]  # noqa: E731
 
+    def only(name: str, *steps: bpf.Step) -> Iterator[bpf.Step]:
+        """Of this call only where the steps go past a refusal."""
+        yield bpf.EQUAL, 0, len(steps) + 2, number(name)
+        yield from steps
+        yield bpf.REFUSE
+        yield bpf.ALLOW
+
     def where(name: str, **arguments: Iterable[int]) -> Iterator[bpf.Step]:
         """Of this call only with such arguments."""
         steps: list[bpf.Step] = []
@@ -204,9 +210,7 @@ def _filter(column: int, machine: int, *, threads: bool) -> Iterator[bpf.Step]:
                 (bpf.EQUAL, len(values) - place, 0, value) for place, value in enumerate(values)
             )
             steps.append(bpf.REFUSE)
-        yield bpf.EQUAL, 0, len(steps) + 1, number(name)
-        yield from steps
-        yield bpf.ALLOW
+        yield from only(name, *steps[:-1])
 
     yield bpf.LOAD, 0, 0, 4
     yield bpf.EQUAL, 1, 0, machine
@@ -225,14 +229,12 @@ def _filter(column: int, machine: int, *, threads: bool) -> Iterator[bpf.Step]:
     # its flags lie in memory, where a filter cannot look; libraries fall back to clone
     yield bpf.EQUAL, 0, 1, number("clone3")
     yield bpf.UNKNOWN
-    yield from (
-        (bpf.EQUAL, 0, 5, number("clone")),
-        (bpf.LOAD, 0, 0, 16),
+    yield from only(
+        "clone",
+        (bpf.LOAD, 0, 0, _ARGUMENTS["first"]),
         (bpf.ONLY_BITS, 0, 0, _THREAD),
         (bpf.EQUAL, int(threads), 0, _THREAD),
     )
-    yield bpf.REFUSE
-    yield bpf.ALLOW
     own = os.getpid()
     yield from where("kill", first=(own,))
     yield from where("tgkill", first=(own,))
@@ -245,27 +247,36 @@ def _filter(column: int, machine: int, *, threads: bool) -> Iterator[bpf.Step]:
     yield from where("prctl", first=(2, 3, 15, 16, 21, 23, 30, 38, 39, 0x53564D41))
     # None that sends signals to an owner, enlarges a pipe, or makes a lease.
     yield from where("fcntl", second=(0, 1, 2, 3, 4, 5, 6, 7, 1030, 1032, 1033, 1034))
-    yield from rules({name: numbers[column] for name, numbers in _JUDGED.items()})
+    # shared memory without a file stays as long as a page of it is mapped, and only that page counts
+    yield from only(
+        "mmap",
+        (bpf.LOAD, 0, 0, 40),
+        (bpf.ONLY_BITS, 0, 0, 0x21),
+        (bpf.EQUAL, 0, 1, 0x21),
+    )
+    # newer advice may fill tables of pages (guards of Linux 6.13)
+    yield from only(
+        "madvise",
+        (bpf.LOAD, 0, 0, _ARGUMENTS["third"]),
+        (bpf.AT_LEAST, 0, 1, 100),
+    )
     # of terminals only what asks
     yield from where("ioctl", second=(0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451))
     yield bpf.ALLOW
+
+
+_STARTING = (
+    *("os.fork", "os.kill", "os.exec", "os.posix_spawn", "os.spawn", "os.system", "pty."),
+    *("socket.", "subprocess.", "signal.pthread_kill"),
+)
+"""Audit events of processes, signals and sockets."""
 
 
 def _fence(guards: Guards, scratch: str | None) -> Callable[[str, tuple[object, ...]], None]:
     """An audit hook in place of the guards that the kernel does not hold."""
     inside = None if scratch is None else os.path.realpath(scratch) + os.sep
     files = () if guards.files else ("open", "os.", "shutil.")
-    processes = (
-        ()
-        if guards.processes
-        else ("os.fork", "os.kill", "os.exec", "os.posix_spawn", "os.spawn", "os.system", "pty.")
-    )
-    refused = (
-        *files,
-        *processes,
-        *(() if guards.processes else ("socket.", "subprocess.", "signal.pthread_kill")),
-        "ctypes.",
-    )
+    refused = (*files, *(() if guards.processes else _STARTING), "ctypes.")
     harmless = ("os.listdir", "os.scandir", "os.walk", "os.fwalk")
 
     def writes_inside(event: str, arguments: tuple[object, ...]) -> bool:

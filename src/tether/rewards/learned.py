@@ -30,6 +30,10 @@ MICRO_BATCH_TOKENS = 4096
 """Padded size of a pass; scores do not depend on it beyond rounding."""
 
 
+def _sequences(encoder: ChatEncoder, rollouts: Sequence[Rollout]) -> list[Encoded]:
+    return [encoder.rollout_for_scoring(r.prompt_ids, r.response_ids) for r in rollouts]
+
+
 def _batches(
     role: Role,
     sequences: Sequence[Encoded],
@@ -69,16 +73,15 @@ class LearnedReward:
     name = "learned"
 
     def __init__(self, role: Role, encoder: ChatEncoder, *, per_token: bool = False) -> None:
-        self.role, self.encoder = role, encoder
+        self.role = role
+        self.encoder = encoder
         self.per_token = per_token
         role.train_mode(False)
 
     @torch.no_grad()
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
         """One score a rollout; a number that is not finite becomes a failed score."""
-        sequences = [
-            self.encoder.rollout_for_scoring(r.prompt_ids, r.response_ids) for r in rollouts
-        ]
+        sequences = _sequences(self.encoder, rollouts)
         scores = [_too_long(self.role, sequence) for sequence in sequences]
         for cut, batch in _batches(self.role, sequences, self.encoder.pad_id):
             for index, course in zip(cut, self._courses(batch), strict=True):
@@ -126,19 +129,10 @@ class TextReward:
         """One score a rollout; a conversation that the reward model's template refuses, or an empty
         answer, is a failed score.
         """
-        scores = [Score(None, reason="no text that the reward model could read") for _ in rollouts]
-        readable = {
-            place: read
-            for place, rollout in enumerate(rollouts)
-            if (read := self._read(rollout)) is not None
-        }
-        for place, score in zip(
-            readable,
-            self.source.score([*readable.values()]) if readable else (),
-            strict=True,
-        ):
-            scores[place] = score
-        return scores
+        texts = [self._read(rollout) for rollout in rollouts]
+        given = iter(self.source.score([text for text in texts if text is not None]))
+        unread = Score(None, reason="no text that the reward model could read")
+        return [unread if text is None else next(given) for text in texts]
 
     def _read(self, rollout: Rollout) -> Rollout | None:
         try:
@@ -172,9 +166,7 @@ class Scorers:
         """(members, responses) scores of sampled token ids, float64; NaN where one does not fit the
         context.
         """
-        sequences = [
-            self.encoder.rollout_for_scoring(r.prompt_ids, r.response_ids) for r in rollouts
-        ]
+        sequences = _sequences(self.encoder, rollouts)
         table = torch.full((len(self.members), len(rollouts)), torch.nan, dtype=torch.float64)
         for cut, batch in _batches(self.members[0], sequences, self.encoder.pad_id):
             common = self.members[0].common(batch)
@@ -342,7 +334,8 @@ class ProcessReward:
         delimiters: tuple[str, ...] = ("\n\n",),
         aggregate: Literal["min", "product", "last"] = "min",
     ) -> None:
-        self.role, self.encoder = role, encoder
+        self.role = role
+        self.encoder = encoder
         self.steps = StepEncoder(encoder, delimiters)
         self.aggregate = partial(aggregate_steps, how=aggregate)
         role.train_mode(False)
@@ -353,9 +346,7 @@ class ProcessReward:
         failed score.
         """
         assert self.role.head is not None
-        sequences = [
-            self.encoder.rollout_for_scoring(r.prompt_ids, r.response_ids) for r in rollouts
-        ]
+        sequences = _sequences(self.encoder, rollouts)
         ends = [self.steps.step_ends(s.ids[s.prompt_length :]) for s in sequences]
         scores = [
             _too_long(self.role, s) if end else Score(None, reason="the response has no step")

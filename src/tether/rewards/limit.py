@@ -48,8 +48,7 @@ class FailureLimit:
         """The source's scores.
 
         Raises:
-            RewardError: too many of the last ones failed, or the source gave another number of them
-                than it was asked for.
+            RewardError: too many of the last ones failed.
         """
         return self._limited(self.source.score, rollouts)
 
@@ -70,13 +69,11 @@ class FailureLimit:
     ) -> list[Score]:
         """Scores, once their failures are counted."""
         scores = self.ask(score, rollouts)
-        if len(scores) != len(rollouts):
-            raise RewardError(
-                f"the reward source {self.name!r} gave {len(scores)} scores for "
-                f"{len(rollouts)} responses",
-            )
+        assert len(scores) == len(rollouts)
         if self.needs_steps:
-            scores = [_with_steps(score, self.name) for score in scores]
+            reason = f"the reward {self.name!r} gave no steps, and step_rewards = true needs them"
+            without = Score(None, reason=reason)
+            scores = [score if score.steps or score.value is None else without for score in scores]
         reasons = Counter(s.reason or "no reason given" for s in scores if s.value is None)
         self.recent.append((reasons, len(scores)))
         failed = sum((counts for counts, _ in self.recent), Counter[str]())
@@ -115,12 +112,8 @@ class FailureLimit:
             self.source.load_state(own)
         if (counts := values.get("failures")) is not None:
             self.reasons = Counter(counts["reasons"])
-            # state of a former version has their number alone
             self.recent = deque(
-                (
-                    (Counter(failed if isinstance(failed, dict) else {"not noted": failed}), total)
-                    for failed, total in counts["recent"]
-                ),
+                ((Counter(failed), total) for failed, total in counts["recent"]),
                 maxlen=WINDOW,
             )
 
@@ -128,13 +121,3 @@ class FailureLimit:
         """End what the source keeps open."""
         if isinstance(self.source, AbstractContextManager):
             self.source.__exit__(None, None, None)
-
-
-def _with_steps(score: Score, name: str) -> Score:
-    """The score itself; a failed one where it has no rewards of steps."""
-    if score.value is None or score.steps:
-        return score
-    return Score(
-        None,
-        reason=f"the reward {name!r} gave no steps, and step_rewards = true needs them",
-    )

@@ -9,7 +9,6 @@ import importlib
 import importlib.util
 import inspect
 import textwrap
-import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -18,14 +17,13 @@ from tether.core.errors import STOPS, ConfigError, MissingFileError, error_words
 from tether.core.secrets import redact
 from tether.core.watchdog import Watchdog
 from tether.rewards.calling import title_of
-from tether.rewards.facets import FILTERS
 from tether.rewards.forms import Function, plain
-from tether.rewards.surroundings import Surroundings
+from tether.rewards.surroundings import surroundings
 from tether.settings.rewards import GIVEN, Shape
 
 _GIVEN: dict[str, Callable[..., object]] = {}
-SLOW_IMPORT = 30.0
-"""Seconds after which a warning says where an import is."""
+QUICK_IMPORT = 5.0
+"""A sixth of the seconds after which a warning says where an import is."""
 
 
 def register(function: Callable[..., object]) -> str:
@@ -44,8 +42,8 @@ def _digest(function: object) -> str:
     if isinstance(function, functools.partial):
         return _hash(
             _digest(function.func),
-            _shown(function.args),
-            _shown(sorted(function.keywords.items())),
+            repr(function.args),
+            repr(sorted(function.keywords.items())),
         )
     code = function if inspect.isroutine(function) else type(function)
     values = {
@@ -61,7 +59,7 @@ def _digest(function: object) -> str:
             if compiled is None
             else repr((compiled.co_code, compiled.co_names, compiled.co_consts))
         )
-    return _hash(text, _shown(sorted(values.items())))
+    return _hash(text, repr(sorted(values.items())))
 
 
 def _state(function: object) -> Mapping[str, object]:
@@ -74,14 +72,6 @@ def _state(function: object) -> Mapping[str, object]:
     return (
         {} if inspect.isroutine(function) or not hasattr(function, "__dict__") else vars(function)
     )
-
-
-def _shown(value: object) -> str:
-    """A value as Python writes it; its class where the user's `__repr__` fails."""
-    try:
-        return repr(value)
-    except Exception:  # noqa: BLE001 - whatever a user's object does
-        return type(value).__name__
 
 
 def _hash(*words: str) -> str:
@@ -136,27 +126,12 @@ def _imported(place: str) -> ModuleType:
     """The module of a dotted name or in a file. A warning says where the import is when it takes
     long.
     """
-    path = Path(place).expanduser() if place.endswith(".py") else None
-    source = f"the import of {place}"
-    watch = threading.Timer(
-        SLOW_IMPORT,
-        Watchdog(None).late,
-        (source, SLOW_IMPORT, threading.get_ident()),
-    )
-    watch.daemon = True
-    watch.start()
-    try:
-        with Surroundings(source, silent=(FILTERS,)) as around:
-            module = (
-                around.run(importlib.import_module, place)
-                if path is None
-                else around.run(_module, path.resolve(), path.stat().st_mtime_ns)
-            )
-            if hasattr(module, "__file__"):
-                around.note_folder(module.__file__)
-            return module
-    finally:
-        watch.cancel()
+    source = f"import of {place}"
+    with surroundings(source), Watchdog(None, least=QUICK_IMPORT).step(source):
+        if not place.endswith(".py"):
+            return importlib.import_module(place)
+        path = Path(place).expanduser().resolve()
+        return _module(path, path.stat().st_mtime_ns)
 
 
 @functools.cache

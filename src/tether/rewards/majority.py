@@ -6,18 +6,33 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from itertools import combinations
 
 from tether.core.protocols import RewardSource
 from tether.core.types import Rollout, Score
 from tether.data.formats.fields import fold
-from tether.rewards.verifiable import find_answer, format_part, parsed_number
+from tether.rewards.answers import find_answer, format_part
+from tether.rewards.control import CheckedControl
+from tether.rewards.latex import number_in
+from tether.rewards.parts import RewardParts
+from tether.rewards.verifiable import VerifiableReward
 from tether.settings.rewards import VerifiableConfig
 
 Answer = Fraction | str
+_COMPARED = "math", "gsm8k", "numeric"
+"""Kinds whose check may call two answers equal that are not written alike."""
 _PLAIN = re.compile(r"[-+]?\d+(?:\.\d+)?")
+
+
+def majority_reward(parts: RewardParts) -> CheckedControl:
+    """The majority's reward, judged by the checks that it replaces."""
+    config = parts.section.verifiable
+    assert config is not None
+    check = VerifiableReward(config)
+    return CheckedControl(MajorityReward(config, check), check)
 
 
 class MajorityReward:
@@ -35,15 +50,16 @@ class MajorityReward:
     name = "majority"
 
     def __init__(self, config: VerifiableConfig, check: RewardSource) -> None:
-        self.config, self.check = config, check
+        self.config = config
+        self.check = check
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
         """One score a rollout, in their order; one call has all answers to a prompt."""
         groups: defaultdict[tuple[str, tuple[int, ...]], list[int]] = defaultdict(list)
         for place, rollout in enumerate(rollouts):
             groups[rollout.prompt.id, tuple(rollout.prompt_ids)].append(place)
-        answers = [self._answer(rollout.text) for rollout in rollouts]
-        alike = self._alike(rollouts, answers, list(groups.values()))
+        answers = [self._answer(rollout.whole_text) for rollout in rollouts]
+        alike = self._alike(rollouts, answers, groups.values())
         agreed = [0.0] * len(rollouts)
         for places in groups.values():
             counts = Counter(alike[place] for place in places if place in alike)
@@ -51,7 +67,7 @@ class MajorityReward:
             for place in places:
                 agreed[place] = float(place in alike and counts[alike[place]] == most)
         return [
-            self._score(rollout.text, value)
+            self._score(rollout.whole_text, value)
             for rollout, value in zip(rollouts, agreed, strict=True)
         ]
 
@@ -66,9 +82,9 @@ class MajorityReward:
             return None
         match self.config.kind:
             case "numeric":
-                return parsed_number(answer)
+                return number_in(answer)
             case "gsm8k" if "\\" not in answer:
-                number = parsed_number(answer)
+                number = number_in(answer)
                 return fold(answer) if number is None else number
             case "math" | "gsm8k":
                 return answer.strip()
@@ -80,44 +96,30 @@ class MajorityReward:
         self,
         rollouts: Sequence[Rollout],
         answers: Sequence[Answer | None],
-        groups: list[list[int]],
+        groups: Iterable[Sequence[int]],
     ) -> dict[int, int]:
         """By the place of a rollout with an answer: the first of its group with an equal one."""
-        firsts: list[list[int]] = []
         alike: dict[int, int] = {}
+        pairs: list[tuple[int, int]] = []
         for places in groups:
-            own: list[int] = []
+            firsts: dict[Answer, int] = {}
             for place in places:
-                answer = answers[place]
-                if answer is None:
-                    continue
-                equal = (first for first in own if self._same(answers[first], answer))
-                alike[place] = next(equal, place)
-                if alike[place] == place:
-                    own.append(place)
-            firsts.append(own)
-        if self.config.kind in ("math", "gsm8k"):
-            merged = self._equal_in_latex(rollouts, firsts)
-            alike = {place: merged.get(first, first) for place, first in alike.items()}
-        return alike
+                if (answer := answers[place]) is not None:
+                    alike[place] = firsts.setdefault(answer, place)
+            pairs += combinations(firsts.values(), 2)
+        merged = self._equal(rollouts, pairs) if self.config.kind in _COMPARED else {}
+        return {place: merged.get(first, first) for place, first in alike.items()}
 
-    def _same(self, first: Answer | None, second: Answer) -> bool:
-        if isinstance(first, Fraction) and isinstance(second, Fraction):
-            reach = self.config.tolerance if self.config.kind == "numeric" else 0
-            return abs(first - second) <= reach * max(1, abs(first))
-        return first == second
-
-    def _equal_in_latex(
+    def _equal(
         self,
         rollouts: Sequence[Rollout],
-        firsts: Sequence[Sequence[int]],
+        pairs: Sequence[tuple[int, int]],
     ) -> dict[int, int]:
         """By place: the first answer of its group that the check calls equal to it."""
-        pairs = [(a, b) for own in firsts for k, b in enumerate(own) for a in own[:k]]
         questions = []
         for a, b in pairs:
             prompt = rollouts[b].prompt
-            known = {"answer": find_answer(rollouts[a].text, self.config.marks)}
+            known = {"answer": find_answer(rollouts[a].whole_text, self.config.marks)}
             question = replace(prompt, metadata={**prompt.metadata, **known})
             questions.append(replace(rollouts[b], prompt=question))
         scores = self.check.score(questions) if questions else []

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from tether.core.errors import RewardError, error_words
+from tether.core.errors import LONGEST, RewardError, error_words
 from tether.core.secrets import redact
 from tether.core.types import Rollout, Score
 
@@ -68,22 +68,15 @@ def scores_of(returned: object, count: int, source: str = "the reward function")
     Raises:
         RewardError: it is no such thing, or has another number of values.
     """
-    each = f"return one for each of the {count} answers"
+    if isinstance(returned, torch.Tensor | np.ndarray):
+        returned = returned.tolist()
     if isinstance(returned, UNORDERED) or not isinstance(returned, Iterable):
         kind = "nothing (None)" if returned is None else f"a {type(returned).__name__}"
-        raise RewardError(f"{source} returned {kind}, not a list of numbers: {each}, in order")
-    items: Iterable[object] = returned
-    if isinstance(returned, torch.Tensor | np.ndarray):
-        if returned.ndim == 0:
-            raise RewardError(f"{source} returned one number, not a list of them: {each}")
-        if returned.ndim > 1:
-            shape = tuple(returned.shape)
-            raise RewardError(
-                f"{source} returned a {type(returned).__name__} of shape {shape}, "
-                f"not a list of numbers: {each}",
-            )
-        items = returned.tolist()
-    values = list(islice(iter(items), count + 1))
+        raise RewardError(
+            f"{source} returned {kind}, not a list of numbers: return one for each of the {count} "
+            "answers, in order",
+        )
+    values = list(islice(returned, count + 1))
     if len(values) != count:
         number = f"more than {count}" if len(values) > count else len(values)
         raise RewardError(f"{source} returned {number} scores for {count} responses")
@@ -94,8 +87,6 @@ def as_score(value: object, source: str = "the reward function") -> Score:
     """Score from a function's value for one answer. Text is refused, even if it could be read as a
     number.
     """
-    if value is None:
-        return Score(None, reason=f"{source} {NO_SCORE}")
     try:
         return _score(value) or Score(None, reason=f"{source} {NO_SCORE}")
     except RewardError as error:
@@ -108,33 +99,38 @@ def as_score(value: object, source: str = "the reward function") -> Score:
         )
 
 
+def placed(score: Score, rollout: Rollout, source: str) -> Score:
+    """The score itself; a failed one where a step ends outside of the response."""
+    length = len(rollout.response_ids)
+    if outside := [end for end, _ in score.steps if not 0 <= end < length]:
+        return Score(
+            None,
+            reason=f"{source} returned a step that ends at token {outside[0]} "
+            f"of a response of {length}",
+        )
+    return score
+
+
 def _score(value: object) -> Score | None:
-    """A number or a Score in plain values; None of a failed score without a reason.
+    """A number or a Score in plain values; None of nothing, or a failed score without a reason.
 
     Raises:
         RewardError: it is none, with the end of the sentence "the function returned ...".
     """
     if not isinstance(value, Score):
-        return Score(_number(value))
+        return None if value is None else Score(_number(value))
     if value.value is None:
-        return Score(None, reason=str(value.reason)) if value.reason else None
-    number = _number(value.value)
-    steps = [(operator.index(end), _number(step)) for end, step in value.steps]
-    if not isinstance(value.parts, Mapping):
+        return Score(None, reason=str(value.reason)[:LONGEST]) if value.reason else None
+    if taken := next((name for name in TAKEN_PARTS if name in value.parts), None):
         raise RewardError(
-            f"a Score whose parts are a {type(value.parts).__name__}, not numbers by name",
+            f"a Score whose part is named {taken!r}, as a column of the run is: rename the part",
         )
-    parts: dict[str, float] = {}
-    for name, part in value.parts.items():
-        if name in TAKEN_PARTS:
-            raise RewardError(
-                f"a Score whose part is named {name!r}, as a column of the run is: rename the part",
-            )
-        try:
-            parts[str(name)] = _number(part)
-        except RewardError as error:
-            raise RewardError(f"a Score whose part {str(name)!r} is {error}") from None
-    return Score(number, parts, steps=tuple(steps))
+    return Score(
+        _number(value.value),
+        {str(name): _number(part) for name, part in value.parts.items()},
+        str(value.reason)[:LONGEST],
+        steps=tuple((operator.index(end), _number(step)) for end, step in value.steps),
+    )
 
 
 def _number(value: Any) -> float:
@@ -151,8 +147,8 @@ def _number(value: Any) -> float:
         raise RewardError(f"a number beyond {LARGEST:g}: scale the scores") from None
     except (TypeError, ValueError, RuntimeError):
         raise RewardError(f"a {type(value).__name__}, not a number") from None
-    if math.isfinite(number) and abs(number) > LARGEST:
-        raise RewardError(f"{number:g}, beyond {LARGEST:g}: scale the scores")
     if not math.isfinite(number):
         raise RewardError(f"{number}")
+    if abs(number) > LARGEST:
+        raise RewardError(f"{number:g}, beyond {LARGEST:g}: scale the scores")
     return number

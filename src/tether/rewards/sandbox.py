@@ -28,9 +28,11 @@ from dataclasses import dataclass
 from queue import LifoQueue
 from typing import Literal
 
+from pydantic import TypeAdapter
+
 from tether.core.errors import RunError
+from tether.core.received import received
 from tether.core.types import Facts, Json, JsonValue
-from tether.rewards.addresses import enclose
 from tether.rewards.guard import OPEN_FILES, end_first, limit, restrict
 
 START_SECONDS = 120.0
@@ -49,6 +51,9 @@ class CheckResult:
     result: JsonValue = None
     failure: Literal["", "timed out", "died", "failed"] = ""
     detail: str = ""
+
+
+_RESULT = TypeAdapter(CheckResult)
 
 
 class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
@@ -189,15 +194,17 @@ class _Worker:
             if not readable.poll(1000 * max(0.0, deadline - time.monotonic())):
                 self.end()
                 return CheckResult(failure="timed out", detail=f"no verdict within {seconds:g} s")
-            chunk = os.read(process.stdout.fileno(), 1 << 20)
-            if not chunk:
+            if not (chunk := os.read(process.stdout.fileno(), 1 << 20)):
                 self.end()
                 return CheckResult(
                     failure="died",
                     detail=f"the checking process ended ({ending(process.returncode)})",
                 )
             text += chunk
-        return CheckResult(**json.loads(text))
+        try:
+            return received(text, _RESULT)
+        except ValueError as error:
+            return CheckResult(failure="failed", detail=f"its reply cannot be read: {error}")
 
     def kill(self) -> None:
         """End the process and all that it started; its thread closes the rest."""
@@ -247,8 +254,7 @@ def _main() -> None:
     replies = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # what a library prints is no reply
     if sys.platform != "darwin":
-        reserved = enclose(memory_mb << 20)
-        limit(resource.RLIMIT_AS, (memory_mb << 20) + reserved, for_good=True)
+        limit(resource.RLIMIT_AS, memory_mb << 20, for_good=True)
     check = pkgutil.resolve_name(target)(**settings)
     if sys.argv[5] == "guarded":
         limit(resource.RLIMIT_NOFILE, OPEN_FILES, for_good=True)

@@ -143,7 +143,9 @@ def _state(process: int) -> dict[str, int]:
 
 
 def _held(process: int, file_bytes: int) -> int:
-    """Bytes of removed files that a process has open, and at most those that it has mapped."""
+    """Bytes of removed files that a process has open, and at most those that it has mapped itself:
+    it was forked from this one, and began with its maps.
+    """
     open_files: dict[tuple[int, int], int] = {}
     with contextlib.suppress(OSError):
         for name in os.listdir(f"/proc/{process}/fd"):
@@ -151,6 +153,14 @@ def _held(process: int, file_bytes: int) -> int:
                 status = os.stat(f"/proc/{process}/fd/{name}")
                 if stat.S_ISREG(status.st_mode) and status.st_nlink == 0:
                     open_files[os.minor(status.st_dev), status.st_ino] = status.st_blocks * 512
+    mapped = _removed_and_mapped(process) - open_files.keys()
+    if mapped:
+        mapped -= _removed_and_mapped(os.getpid())
+    return sum(open_files.values()) + file_bytes * len(mapped)
+
+
+def _removed_and_mapped(process: int) -> set[tuple[int, int]]:
+    """Removed files that a process has mapped, by device and inode."""
     mapped: set[tuple[int, int]] = set()
     with contextlib.suppress(OSError):
         for line in (
@@ -160,4 +170,4 @@ def _held(process: int, file_bytes: int) -> int:
             # memory, which RLIMIT_AS bounds
             if line.endswith("(deleted)") and not fields[-1].startswith(("/dev/zero", "/SYSV")):
                 mapped.add((int(fields[3].partition(":")[2], 16), int(fields[4])))
-    return sum(open_files.values()) + file_bytes * len(mapped - open_files.keys())
+    return mapped

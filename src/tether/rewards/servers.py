@@ -18,17 +18,21 @@ from pydantic import TypeAdapter
 
 from tether.core.errors import ConfigError
 from tether.core.protocols import RewardSource
+from tether.core.received import received
 from tether.core.types import Json, Rollout, Score
-from tether.rewards.returned import whole_groups
-from tether.servers.http import Answer, JsonServer
-from tether.servers.launch import Servers
-from tether.servers.pool import RefusedError, ServerPool
+from tether.rewards.returned import as_score, placed, whole_groups
+from tether.scale.servers.http import Answer, JsonServer
+from tether.scale.servers.launch import Servers
+from tether.scale.servers.pool import RefusedError, ServerPool
 from tether.settings.rewards import RewardServersConfig
 
 TRIES = 3
 """Servers that may fail with a batch before it is to blame itself."""
 ROLLOUTS, SCORES = TypeAdapter(Sequence[Rollout]), TypeAdapter(list[Score])
 """From these to JSON and back."""
+
+
+_DESCRIBED, _SCORED = TypeAdapter(dict[str, str]), TypeAdapter(dict[str, list[Score]])
 
 
 class ServedReward:
@@ -66,7 +70,7 @@ class ServedReward:
 
     def _prepare(self, name: str, task: str) -> None:
         assert self.pool is not None
-        held = self.pool.get(name, "/v1/reward")["digest"]
+        held = received(self.pool.get(name, "/v1/reward"), _DESCRIBED).get("digest")
         if held != self.digest:
             raise RefusedError(
                 f"it scores by other settings ({held}) than this run "
@@ -81,7 +85,8 @@ class ServedReward:
             RunError: no server is left.
         """
         assert self.pool is not None
-        size, pool = self.batch, self.pool
+        size = self.batch
+        pool = self.pool
         single = [rollouts[start : start + size] for start in range(0, len(rollouts), size)]
         parts = whole_groups(rollouts, size) if self.name == "function" else single
         try:
@@ -94,24 +99,25 @@ class ServedReward:
                 f"reward_servers get prompts as JSON, and metadata of these is none: {error}",
             ) from None
         futures = [
-            pool.senders.submit(self._ask, pool, body, len(part))
+            pool.senders.submit(self._ask, pool, body, part)
             for body, part in zip(bodies, parts, strict=True)
         ]
         return [score for future in futures for score in future.result()]
 
-    def _ask(self, pool: ServerPool, body: bytes, count: int) -> list[Score]:
+    def _ask(self, pool: ServerPool, body: bytes, rollouts: Sequence[Rollout]) -> list[Score]:
         def score(name: str) -> list[Score]:
-            scores = SCORES.validate_python(
-                pool.post(name, "/v1/score", body).json()["scores"],
-            )
-            if len(scores) != count:
-                raise ValueError(f"{len(scores)} scores for {count} responses")
-            return scores
+            scores = received(pool.post(name, "/v1/score", body), _SCORED).get("scores", [])
+            if len(scores) != len(rollouts):
+                raise ValueError(f"{len(scores)} scores for {len(rollouts)} responses")
+            return [
+                placed(as_score(score, name), rollout, name)
+                for score, rollout in zip(scores, rollouts, strict=True)
+            ]
 
         try:
             return pool.give(score, tries=TRIES)
         except (RefusedError, OSError) as error:
-            return [Score(None, reason=f"reward servers: {error}")] * count
+            return [Score(None, reason=f"reward servers: {error}")] * len(rollouts)
 
 
 def reward_server(

@@ -13,10 +13,8 @@ import importlib
 import json
 import logging
 import math
-import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from fractions import Fraction
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
@@ -24,14 +22,16 @@ from tether.core.errors import DataError, require
 from tether.core.once import once
 from tether.core.types import Facts, Json, JsonValue, Message, Problem, Prompt, Rollout, Score, user
 from tether.data.formats.fields import fold
-from tether.data.formats.verdicts import boxed_answer
 from tether.rewards import code
+from tether.rewards.answers import find_answer, format_part
+from tether.rewards.code_tests import CodeTest, read_tests
+from tether.rewards.mathematics import known_number, same_gsm8k, same_mathematics, same_number
+from tether.rewards.parts import RewardParts
 from tether.rewards.sandbox import CheckResult, Sandbox
-from tether.settings.rewards import VerifiableConfig
+from tether.settings.rewards import Kind, VerifiableConfig
 
 if TYPE_CHECKING:
     from reasoning_gym.dataset import ProceduralDataset
-    from sympy import Basic, MatrixBase
 
 _LOG = logging.getLogger("tether.rewards")
 
@@ -40,15 +40,6 @@ PACKAGES = {"math": "math-verify", "gsm8k": "math-verify", "reasoning-gym": "rea
 ANSWER_TAG_INSTRUCTION = (
     "Write your final answer, and nothing else, between <answer> and </answer>."
 )
-
-_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-_PHRASE = re.compile(
-    r"(?:\banswer\s*[*_]*\s*(?:is|[:=])|^A:)[\s:*_]*(\S[^\n]*)",
-    re.IGNORECASE | re.MULTILINE,
-)
-_EDGES = re.compile(r"^(?:[\s*]|\\[ ,;!])+|(?:[\s*.]|\\[ ,;!]|\\$)+$")
-_NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,3}(?!\d)|\s*/\s*\d+)?")
-
 
 _Outcome = tuple[dict[str, float], str]
 """The parts of a score, and why it is not full."""
@@ -126,17 +117,17 @@ class VerifiableReward(AbstractContextManager["VerifiableReward"]):
                 else ("answer",)
             )
             return {
-                "text": rollout.text,
+                "text": rollout.whole_text,
                 **_metadata(rollout.prompt, needed),
             }, lambda result: result
         try:
-            tests = code.read_tests(tests_in(rollout.prompt))
+            tests = read_tests(tests_in(rollout.prompt))
         except DataError as error:
             return Score(None, reason=f"{rollout.prompt.id or 'a prompt'}: {error}")
-        program = find_answer(rollout.text, self.config.marks)
+        program = find_answer(rollout.whole_text, self.config.marks)
         return code.request(program or "", tests), partial(
             self._program_outcome,
-            rollout.text,
+            rollout.whole_text,
             program,
             tests,
         )
@@ -145,7 +136,7 @@ class VerifiableReward(AbstractContextManager["VerifiableReward"]):
         self,
         text: str,
         program: str | None,
-        tests: Sequence[code.CodeTest],
+        tests: Sequence[CodeTest],
         outcomes: Sequence[code.Outcome],
     ) -> _Outcome:
         """A program that hangs, dies or fails its tests is wrong (0); None is left for a worker
@@ -168,6 +159,11 @@ class VerifiableReward(AbstractContextManager["VerifiableReward"]):
         )
 
 
+def checked_reward(parts: RewardParts) -> VerifiableReward:
+    """The reward by a recipe's checks."""
+    return VerifiableReward(parts.settings)
+
+
 def problem_prompt(problem: Problem) -> Prompt:
     """The prompt of a problem, its answer in `metadata["answer"]`."""
     return Prompt(
@@ -176,6 +172,19 @@ def problem_prompt(problem: Problem) -> Prompt:
         {**problem.metadata, "answer": problem.answer},
         problem.row,
     )
+
+
+def check_known(kind: Kind, prompt: Prompt) -> None:
+    """Check that the check of this kind can use what a prompt carries.
+
+    Raises:
+        DataError: its tests test nothing, or its known answer is no number where numbers are
+            compared.
+    """
+    if kind == "code":
+        read_tests(tests_in(prompt))
+    elif kind in ("numeric", "gsm8k"):
+        known_number(_metadata(prompt, ("answer",))["answer"])
 
 
 def tests_in(prompt: Prompt) -> object:
@@ -193,14 +202,15 @@ def reasoning_gym_prompts(
     seed: int = 0,
     config: Facts | None = None,
     *,
-    system: str = ANSWER_TAG_INSTRUCTION,
+    system: str | None = None,
 ) -> list[Prompt]:
     """Prompts of a reasoning-gym task, the same in every process for the same arguments and version
     of that library.
 
     Args:
         config: the task's own settings.
-        system: a system turn, since no question says where its answer belongs; "" for none.
+        system: a system turn, since no question says where its answer belongs; "" for none; None:
+            the usual one.
 
     Raises:
         ConfigError: reasoning-gym is not installed.
@@ -218,6 +228,7 @@ def reasoning_gym_prompts(
             [{"task": task, "config": whole, "index": index} for index in range(size)],
         )
     prompts = []
+    system = ANSWER_TAG_INSTRUCTION if system is None else system
     for index, reply in enumerate(replies):
         if reply.failure:
             raise DataError(
@@ -245,15 +256,6 @@ def _metadata(prompt: Prompt, needed: Sequence[str]) -> Json:
             "Make prompts with problem_prompt or reasoning_gym_prompts (tether.rewards.verifiable).",
         )
     return {name: prompt.metadata[name] for name in needed}
-
-
-def format_part(pattern: str | None, text: str) -> dict[str, float]:
-    """The part of a score for following a regular expression as a whole; nothing without one."""
-    return (
-        {}
-        if pattern is None
-        else {"format": float(re.fullmatch(pattern, text.strip(), re.DOTALL) is not None)}
-    )
 
 
 # What follows runs in the workers.
@@ -290,111 +292,6 @@ def make_check(
         return {"correct": correct, **format_part(pattern, text)}, "" if correct >= 1 else reason
 
     return check
-
-
-def find_answer(text: str, marks: Sequence[str]) -> str | None:
-    """The answer at the first of these marks that occurs; of a mark that occurs more than once, the
-    last.
-    """
-    return next((answer for mark in marks if (answer := _FINDERS[mark](text)) is not None), None)
-
-
-def _boxed(text: str) -> str | None:
-    try:
-        return boxed_answer(text)
-    except DataError:
-        return None
-
-
-def _after_hashes(text: str) -> str | None:
-    _, mark, rest = text.rpartition("####")
-    return rest.strip().partition("\n")[0] or None if mark else None
-
-
-def _last(pattern: re.Pattern[str], text: str) -> str | None:
-    matches = pattern.findall(text)
-    return matches[-1].strip() or None if matches else None
-
-
-_FINDERS: dict[str, Callable[[str], str | None]] = {
-    "boxed": _boxed,
-    "hashes": _after_hashes,
-    "phrase": partial(_last, _PHRASE),
-    "tag": partial(_last, _TAG),
-    "last-number": lambda text: _last(_NUMBER, _plain(text)),
-    "fence": code.fenced,
-    "whole": lambda text: text.strip() or None,
-}
-
-
-def _plain(text: str) -> str:
-    """Without currency signs, and with one kind of minus."""
-    return re.sub(r"\\?[$€£]", "", text).replace("−", "-")
-
-
-def _tidy(answer: str) -> str:
-    r"""The content of a \boxed in it, without the marks of a sentence or of Markdown around it."""
-    return _EDGES.sub("", _boxed(answer) or answer)
-
-
-def parsed_number(text: str) -> Fraction | None:
-    """The first number after the last equals sign: 1,000 and -$5 and .5 and 3/4 and 1e-3, whatever
-    unit follows.
-    """
-    match = _NUMBER.search(_plain(_tidy(text)).rpartition("=")[2])
-    try:
-        return Fraction(re.sub(r"[,\s]", "", match[0])) if match else None
-    except (ValueError, ZeroDivisionError):
-        return None
-
-
-def same_number(given: str, answer: object, tolerance: float = 0.0) -> float:
-    right, value = parsed_number(str(answer)), parsed_number(given)
-    if right is None:
-        raise ValueError(f"the known answer {answer!r:.80} is no number")
-    return float(value is not None and abs(value - right) <= tolerance * max(1, abs(right)))
-
-
-def same_gsm8k(given: str, answer: object) -> float:
-    """A number by its value, anything in LaTeX by what it means."""
-    value = None if "\\" in _tidy(given) else parsed_number(given)
-    return same_mathematics(given if value is None else str(value), answer)
-
-
-def same_mathematics(given: str, answer: object) -> float:
-    """Equal as written, or in the judgement of math-verify
-    (https://github.com/huggingface/Math-Verify).
-    """
-    given, right = _tidy(given), _tidy(str(answer))
-    if given == right:
-        return 1.0
-    from math_verify import verify
-
-    meanings = _meanings(right)
-    if not meanings:
-        raise ValueError(f"math-verify cannot read the known answer {right!r:.80}")
-    return float(
-        verify(list(meanings), list(_meanings(given)), timeout_seconds=None, raise_on_error=True),
-    )
-
-
-@lru_cache(maxsize=512)
-def _meanings(latex: str) -> tuple[Basic | MatrixBase | str, ...]:
-    r"""The expressions in a LaTeX text; math-verify's other readings (the text itself, some number
-    in it) say too little.
-
-    With them `\frac \pi4 + 2 - \sqrt2` reads as 2.
-    """
-    from math_verify import LatexExtractionConfig, parse
-
-    return tuple(
-        parse(
-            rf"\boxed{{{latex}}}",
-            [LatexExtractionConfig()],
-            fallback_mode="no_fallback",
-            parsing_timeout=0,  # none: the worker's own limit holds
-        ),
-    )
 
 
 def score_entry(given: str, answer: JsonValue, task: str, config: Json, entry: str) -> float:

@@ -15,7 +15,6 @@ from typing import Protocol, Unpack, runtime_checkable
 
 from pydantic import TypeAdapter
 
-from tether.core.errors import RunError
 from tether.core.protocols import Engine
 from tether.core.types import Facts, Json, Prompt, Rollout, RolloutGroup, Sampling
 from tether.rollout.drawn import DrawArguments
@@ -127,11 +126,6 @@ class AheadEngine:
     def load_state(self, values: Facts) -> None:
         self.orders = {}
         self.saved = {int(number): rows for number, rows in values["orders"].items()}
-        if any(isinstance(group, dict) for groups in self.saved.values() for group in groups):
-            raise RunError(
-                "an earlier tether wrote this checkpoint with answers under way, in "
-                "another form: begin the run anew",
-            )
 
 
 def _asked(

@@ -17,9 +17,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 
 from tether.core.errors import ModelError
 from tether.core.once import once
-from tether.cpu.kernels import decode
-from tether.cpu.llama import cache_bytes
-from tether.cpu.memory import machine_memory
+from tether.models.cpu.kernels import decode
+from tether.models.cpu.llama import cache_bytes
+from tether.models.cpu.memory import machine_memory
 from tether.models.trunk import additive_mask, layer_windows, setting
 
 ATTENTION = "tether_slots"

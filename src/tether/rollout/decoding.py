@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache
 
-from tether.cpu.llama import KeysAndValues, llama_decoder
-from tether.cpu.products import Product, is_product, room_for_a_copy
+from tether.models.cpu.llama import KeysAndValues, llama_decoder
+from tether.models.cpu.products import Product, is_product, room_for_a_copy
 from tether.models.trunk import Role, has_adapters, setting
 from tether.rollout.cache import ATTENTION, SlotCache
 

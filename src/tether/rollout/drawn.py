@@ -8,12 +8,15 @@ from typing import NamedTuple, TypedDict
 import torch
 
 from tether.core.errors import DataError
+from tether.core.thoughts import opened_by
 from tether.core.types import Prompt, Rollout, RolloutGroup, Sampling, StopReason
 from tether.data.batches import make_batch
 from tether.data.chat import ChatEncoder, Encoded
 from tether.models.trunk import Role
 
 Ids = tuple[int, ...]
+OPENING = 16
+"""Tokens at the end of a prompt that may spell the mark of a thought."""
 
 
 class Drawn(NamedTuple):
@@ -123,8 +126,9 @@ def as_group(
             words = words.split(stop)[0]
         return words
 
+    opening = opened_by(encoder.decode(ids[-OPENING:]))
     rollouts = (
-        Rollout(ids, *one, text(one.ids), index, version, sampling, prompt)
+        Rollout(ids, *one, text(one.ids), index, version, sampling, prompt, opening=opening)
         for index, one in enumerate(drawn)
     )
     return RolloutGroup(prompt, tuple(rollouts))

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from tether.algorithms.transfer import to_device
 from tether.core.types import Prompt, RolloutGroup, Sampling, StopReason
-from tether.cpu.llama import KeysAndValues
 from tether.data.chat import ChatEncoder
+from tether.models.cpu.llama import KeysAndValues
 from tether.models.trunk import Role
 from tether.rollout.drawn import (
     Drawn,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tether.core.errors import ModelError
 from tether.core.types import Sampling
-from tether.cpu.kernels import draw_tokens
+from tether.models.cpu.kernels import draw_tokens
 
 BLOCK = 256
 CPU_STRIP_ELEMENTS = 2**20

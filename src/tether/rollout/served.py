@@ -21,23 +21,31 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import TypeVar, Unpack
-
-import httpx2
+from typing import Unpack
 
 from tether.core.errors import DataError
+from tether.core.received import received
 from tether.core.rundir import append_jsonl, file_digest
 from tether.core.types import Json, Prompt, RolloutGroup, Sampling, user
 from tether.data.chat import ChatEncoder
 from tether.models.saving import save_weights
 from tether.models.trunk import Role
 from tether.rollout.drawn import DrawArguments, Drawn, as_group, encode_prompts, score_ids
-from tether.rollout.wire import GENERATE, NEEDED, REPLACE, as_request, read_drawn
-from tether.servers.launch import Servers
-from tether.servers.pool import RefusedError, ServerPool, reason
+from tether.rollout.wire import (
+    DRAWN,
+    GENERATE,
+    MODELS,
+    NEEDED,
+    REPLACE,
+    SCORED,
+    WEIGHTS,
+    Model,
+    as_request,
+    read_drawn,
+)
+from tether.scale.servers.launch import Servers
+from tether.scale.servers.pool import MissingError, RefusedError, ServerPool
 from tether.settings.engine import EngineConfig
-
-T = TypeVar("T")
 
 PROBE = (
     "Name three things that one can find in a kitchen, and say in a sentence what each of "
@@ -145,9 +153,8 @@ class ServedEngine:
         """
         self.count += 1
         name = f"policy-{self.run}-{self.count}-v{version}"
-        unfinished = self.folder / "weights" / f".{name}"
-        save_weights(self.role, unfinished, merged=self.merged)
-        unfinished.rename(self.folder / "weights" / name)
+        # no server reads there before it is asked to
+        save_weights(self.role, self.folder / "weights" / name, merged=self.merged)
         expected = expected or self._score(self.probe_ids)
         with self.pool.changed:
             self.policy_version, self.probe_gap = version, 0.0
@@ -184,18 +191,15 @@ class ServedEngine:
         if task == "probe" and not self.replaces:
             self._compare(name, wanted)
             return
-        base, *adapters = self.pool.get(name, "/v1/models")["data"]
-        longest = base.get("max_model_len") or self.context_length
+        base, *adapters = self._models(name)
+        longest = base.max_model_len or self.context_length
         # a server may take shorter prompts than the model does
         self.context_length = min(self.context_length, longest)
-        self.bases[name] = base["id"]
-        names = [one["id"] for one in adapters]
+        self.bases[name] = base.id
+        names = [one.id for one in adapters]
         if self.replaces:
-            names = [
-                self._of_able("/weight_info", partial(self.pool.get, name, "/weight_info"))[
-                    "weight_version"
-                ],
-            ]
+            info = self._of_able("/weight_info", partial(self.pool.get, name, "/weight_info"))
+            names = [str(received(info, WEIGHTS).get("weight_version"))]
         held = [one for one in names if one.startswith(f"policy-{self.run}-")]
         sampling = [one for one in [*self.expected] if one != wanted and self.users[one]]
         for version in (*sampling, wanted):
@@ -207,6 +211,10 @@ class ServedEngine:
             if old != wanted and not self.users[old] and self.role.adapter is not None:
                 self._post(name, "/v1/unload_lora_adapter", {"lora_name": old})
 
+    def _models(self, name: str) -> list[Model]:
+        """The base of a server, and its adapters."""
+        return received(self.pool.get(name, "/v1/models"), MODELS).data
+
     def _load(self, name: str, version: str) -> None:
         (path,) = (self.folder / "weights" / version).resolve().iterdir()
         if not self.replaces:
@@ -217,7 +225,7 @@ class ServedEngine:
                     {"lora_name": version, "lora_path": str(path)},
                 )
             except RefusedError:  # or an earlier request, whose answer came too late, has loaded it
-                if version not in {one["id"] for one in self.pool.get(name, "/v1/models")["data"]}:
+                if version not in {one.id for one in self._models(name)}:
                     raise
             return
         digests = {
@@ -252,10 +260,11 @@ class ServedEngine:
             "token_ids": self.probe_ids,
             "sampling_params": sampling,
         }
-        answer = self._post(name, GENERATE, body)
+        rows = received(self._post(name, GENERATE, body), SCORED).prompt_logprobs[1:]
         theirs = [
-            float(row[str(i)]["logprob"])
-            for i, row in zip(self.probe_ids[1:], answer["prompt_logprobs"][1:], strict=True)
+            row[str(i)].logprob
+            for i, row in zip(self.probe_ids[1:], rows, strict=True)
+            if row and str(i) in row
         ]
         distance = statistics.fmean(abs(a - b) for a, b in zip(theirs, expected, strict=True))
         self.probe_gap = max(self.probe_gap, distance)
@@ -266,26 +275,21 @@ class ServedEngine:
                 "another model, or computes in another dtype",
             )
 
-    def _post(self, name: str, path: str, body: Json) -> Json:
+    def _post(self, name: str, path: str, body: Json) -> bytes:
         """Raises: RefusedError: the server understands, and does not do it, or is one that
         cannot.
         """
         if "n" in body.get("sampling_params", {}):
-            return self.pool.post(name, path, body).json()
-        answer = self._of_able(
-            path,
-            partial(self.pool.post, name, path, body, quick=path not in REPLACE),
-        )
-        return answer.json() if path == GENERATE else {}
+            return self.pool.post(name, path, body)
+        quick = path not in REPLACE
+        return self._of_able(path, partial(self.pool.post, name, path, body, quick=quick))
 
-    def _of_able(self, path: str, exchange: Callable[[], T]) -> T:
+    def _of_able(self, path: str, exchange: Callable[[], bytes]) -> bytes:
         """A server's answer; RefusedError if it has nothing at this path."""
         try:
             return exchange()
-        except httpx2.HTTPStatusError as error:
-            if error.response.status_code == 404:
-                raise RefusedError(f"{reason(error.response)}. {NEEDED[path]}") from None
-            raise
+        except MissingError as error:
+            raise RefusedError(f"{error}. {NEEDED[path]}") from None
 
     # Samples.
 
@@ -357,7 +361,13 @@ class ServedEngine:
         def sample(name: str) -> list[Drawn]:
             try:
                 answer = self._post(name, GENERATE, {**body, "model": self._called(name, version)})
-                drawn = read_drawn(answer, version, body["sampling_params"], spans=self.replaces)
+                drawn = read_drawn(
+                    received(answer, DRAWN),
+                    version,
+                    body["sampling_params"],
+                    spans=self.replaces,
+                    tokens=self.role.num_tokens,
+                )
             except RefusedError as error:
                 raise RefusedError(
                     f"{name} refuses a prompt of {len(body['token_ids'])} tokens: {error}",

@@ -23,7 +23,7 @@ from tether.core.types import Json, Sampling, StopReason
 from tether.rollout.drawn import Drawn, Ids, score_ids
 from tether.rollout.local import LocalEngine
 from tether.rollout.wire import GENERATE, AdapterRequest, GenerateRequest
-from tether.servers.http import Answer, JsonServer, Route
+from tether.scale.servers.http import Answer, JsonServer, Route
 
 T = TypeVar("T")
 TOGETHER = 0.01

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from tether.core.types import Json, Sampling, StopReason
+from tether.core.received import Count, Received
+from tether.core.types import Json, JsonValue, Sampling, StopReason
 from tether.rollout.drawn import Drawn, Ids
 
 GENERATE = "/inference/v1/generate"
@@ -33,6 +35,57 @@ NEEDED = {
 
 LIMIT = 2**63
 """Seeds and ordinals are smaller."""
+
+
+class _Likelihood(Received):
+    logprob: Annotated[float, Field(gt=-1e3, le=1e-3)]
+
+
+class _Places(Received):
+    content: list[_Likelihood]
+
+
+class _Span(Received):
+    version: str
+
+
+class _Choice(Received):
+    index: int
+    token_ids: list[Count] = Field(min_length=1)
+    logprobs: _Places
+    finish_reason: str
+    stop_reason: int | str | None = None
+    weight_versions: list[_Span] = Field(default_factory=list)
+
+
+class DrawnAnswer(Received):
+    """An answer with samples that a policy can have drawn, apart from their lengths."""
+
+    choices: list[_Choice]
+    model: str | None = None
+
+
+class ScoredAnswer(Received):
+    """An answer with the log-probabilities of a prompt, by the ids of its tokens."""
+
+    prompt_logprobs: list[dict[str, _Likelihood] | None]
+
+
+class Model(Received):
+    """A model or an adapter that a server offers."""
+
+    id: str
+    max_model_len: Annotated[int, Field(ge=1)] | None = None
+
+
+class Models(Received):
+    """All of them, the base first."""
+
+    data: list[Model] = Field(min_length=1)
+
+
+DRAWN, SCORED = TypeAdapter(DrawnAnswer), TypeAdapter(ScoredAnswer)
+MODELS, WEIGHTS = TypeAdapter(Models), TypeAdapter(dict[str, JsonValue])
 
 
 class _Words(BaseModel):
@@ -117,39 +170,47 @@ def as_request(
     return {"token_ids": ids, "sampling_params": params}
 
 
-def read_drawn(answer: Json, version: str, asked: Json, *, spans: bool) -> list[Drawn]:
+def read_drawn(
+    answer: DrawnAnswer,
+    version: str,
+    asked: Json,
+    *,
+    spans: bool,
+    tokens: int,
+) -> list[Drawn]:
     """The responses of an answer.
 
     Args:
         spans: each response names the version of each of its tokens; else the answer has the
             version for a model's name.
+        tokens: of the vocabulary.
 
     Raises:
         ValueError: it is of another version, or nothing that a policy can have sampled.
     """
-    choices = sorted(answer["choices"], key=lambda one: one["index"])
+    choices = sorted(answer.choices, key=lambda one: one.index)
     named = (
-        {span["version"] for one in choices for span in one["weight_versions"]}
+        {span.version for one in choices for span in one.weight_versions}
         if spans
-        else {answer.get("model", version)}
+        else {answer.model or version}
     )
     if named != {version} or len(choices) != asked["n"]:
         raise ValueError(
             f"asked {version} for {asked['n']} samples, got {len(choices)} of "
-            f"{', '.join(map(str, named))}",
+            f"{', '.join(named)[:200]}",
         )
     drawn = []
     for one in choices:
-        ids = tuple(one["token_ids"])
-        logprobs = tuple(float(row["logprob"]) for row in one["logprobs"]["content"])
-        possible = all(-1e3 < x <= 1e-3 for x in logprobs)
-        if not possible or not 0 < len(ids) == len(logprobs) <= asked["max_tokens"]:
+        ids = tuple(one.token_ids)
+        logprobs = tuple(row.logprob for row in one.logprobs.content)
+        if not len(ids) == len(logprobs) <= asked["max_tokens"] or max(ids) >= tokens:
             raise ValueError(
-                f"{len(ids)} ids and {len(logprobs)} log-probabilities that no policy gives",
+                f"{len(ids)} ids up to {max(ids)} and {len(logprobs)} log-probabilities that no "
+                "policy gives",
             )
-        stop = one.get("stop_reason")
-        reason = StopReason.STOP_STRING if isinstance(stop, str) else StopReason.STOP_TOKEN
+        stopped = isinstance(one.stop_reason, str)
+        reason = StopReason.STOP_STRING if stopped else StopReason.STOP_TOKEN
         drawn.append(
-            Drawn(ids, logprobs, StopReason.LENGTH if one["finish_reason"] == "length" else reason),
+            Drawn(ids, logprobs, StopReason.LENGTH if one.finish_reason == "length" else reason),
         )
     return drawn

@@ -10,23 +10,24 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tether.build.launching import visible_gpus
 from tether.core.errors import ConfigError, RunError
-from tether.core.protocols import doing
+from tether.core.protocols import Progress, doing
 from tether.core.rundir import read_json
 from tether.core.stopping import AGAIN, Interrupted, Stopping
 from tether.core.threads import WAITING
 from tether.core.types import Json
-from tether.learner.loop import Progress
 from tether.models.loading import pick_device
-from tether.planning.devices import machine_for
-from tether.planning.shares import Price
-from tether.runner.jobs import Job, expand
-from tether.servers.launch import end_group, start_bound
+from tether.runner.assembly.job import AnyJob
+from tether.runner.assembly.launching import visible_gpus
+from tether.runner.launch import Launch
+from tether.runner.planning.devices import machine_for
+from tether.runner.planning.plan import plan
+from tether.runner.planning.sizes import row_sizes
+from tether.scale.servers.launch import end_group, start_bound
 from tether.settings.recipe import BaseRecipe
 
 MEMBER = "tether.runner.member"
@@ -38,29 +39,28 @@ LOOK_EVERY = 0.1
 class RunningJob(NamedTuple):
     """A job whose process runs; `log` has what it writes."""
 
-    job: Job
+    job: AnyJob
     process: subprocess.Popen[Any]
     log: Path
 
 
-def run_at_once(
-    recipe: BaseRecipe,
-    stages: Sequence[str],
-    slots: Mapping[str, Mapping[str, str]],
-    progress: Callable[[str], Progress] | None,
-) -> Json:
+def run_at_once(launch: Launch) -> Json:
     """Run each job of a sweep as soon as those on which it depends have ended; returns the
     summaries by folder.
 
-    Args:
-        slots: see `job_slots`; as many jobs run at once.
-
     Raises:
+        ConfigError: see `job_slots`.
         RunError: a job has failed. The others have saved a checkpoint.
         Interrupted: a signal came. Every job has saved a checkpoint.
     """
-    root, task = Path(recipe.run), recipe.model_dump_json(exclude_unset=True)
-    jobs, bar = expand(recipe, stages), progress("sweep") if progress else None
+    slots = job_slots(launch.recipe, launch.names, launch.at_once)
+    with launch.ranks():
+        return _run_in(slots, launch)
+
+
+def _run_in(slots: Mapping[str, Mapping[str, str]], launch: Launch) -> Json:
+    root, task = launch.root, launch.recipe.model_dump_json(exclude_unset=True)
+    jobs, bar = launch.jobs, launch.progress("sweep") if launch.progress else None
     left, running, failed = [*jobs], dict[str, RunningJob](), list[RunningJob]()
     ending = False
     try:
@@ -69,7 +69,7 @@ def run_at_once(
                 for slot in [name for name in slots if name not in running]:
                     if (job := _next(left, running.values())) is not None:
                         left.remove(job)
-                        running[slot] = _started(job, task, stages, slots[slot])
+                        running[slot] = _started(job, task, launch.names, slots[slot])
                 for slot, member in [*running.items()]:
                     if (code := member.process.poll()) is not None:
                         failed += [running.pop(slot)] if code else []
@@ -94,7 +94,11 @@ def run_at_once(
     }
 
 
-def job_slots(recipe: BaseRecipe, number: int, price: Price) -> dict[str, dict[str, str]]:
+def job_slots(
+    recipe: BaseRecipe,
+    names: Sequence[str],
+    number: int,
+) -> dict[str, dict[str, str]]:
     """The environment of each of so many processes: on a GPU each has one of its own.
 
     Raises:
@@ -109,17 +113,17 @@ def job_slots(recipe: BaseRecipe, number: int, price: Price) -> dict[str, dict[s
                 "has one of its own. Give a smaller number",
             )
         return {gpu: {**waiting, "CUDA_VISIBLE_DEVICES": gpu} for gpu in own}
-    peak = max((stage.memory for stage in price.stages), default=0)
-    memory = machine_for(recipe.model.device).memory if peak else 0
-    if number * peak > memory:
+    machine, sizes = machine_for(recipe.model.device), row_sizes(recipe, names)
+    peak = number * plan(recipe, machine, sizes=sizes, stages=names, advise=False).peak
+    if peak > machine.memory:
         raise ConfigError(
-            f"--at-once {number} needs {number * peak / 1e9:.1f} GB at the peak, and this machine "
-            f"has {memory / 1e9:.1f} GB. Give a smaller number",
+            f"--at-once {number} needs {peak / 1e9:.1f} GB at the peak, and this machine has "
+            f"{machine.memory / 1e9:.1f} GB. Give a smaller number",
         )
     return {str(slot): waiting for slot in range(number)}
 
 
-def _next(left: Sequence[Job], running: Iterable[RunningJob]) -> Job | None:
+def _next(left: Sequence[AnyJob], running: Iterable[RunningJob]) -> AnyJob | None:
     """The first job that depends on none that has still to end."""
     open_folders = {job.folder for job in left} | {member.job.folder for member in running}
     for job in left:
@@ -131,13 +135,12 @@ def _next(left: Sequence[Job], running: Iterable[RunningJob]) -> Job | None:
 
 
 def _started(
-    job: Job,
+    job: AnyJob,
     task: str,
     stages: Sequence[str],
     environment: Mapping[str, str],
 ) -> RunningJob:
     log = job.folder.with_name(f"{job.name}.log")
-    log.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", MEMBER, str(job.folder), task, *stages]
     return RunningJob(job, start_bound(command, environment, log), log)
 

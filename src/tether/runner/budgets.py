@@ -1,171 +1,121 @@
-"""Budgets of a whole run and of its stages: the time that each training may take, by the price."""
+"""Budgets of a whole run and of its stages: each stage has a deadline."""
 
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-from tether.build.data.fitting import MEASURED_PROMPTS, measurements_cut
-from tether.core.budget import BUDGET, TimeLimit, is_short, logger, stays_short
-from tether.core.rundir import EVALUATIONS, RunDirectory, is_control, read_jsonl, write_jsonl
-from tether.core.types import Facts
-from tether.learner.checkpoint import complete_checkpoints
-from tether.planning.shares import Price, StagePrice, need, seconds_of, share_out
-from tether.runner.jobs import Job
-from tether.settings.rounds import RoundsSection
-from tether.settings.sampling import OnlineSection
-from tether.settings.section import PromptedSection, Section, TimedSection
+from tether.core.budget import ANEW, BUDGET, TimeLimit, logger
+from tether.core.rundir import read_json
+from tether.core.types import Prompt
+from tether.data.sources import Quarantine
+from tether.runner.assembly.data.fitting import FITTING
+from tether.runner.assembly.data.rows import load_rows
+from tether.runner.assembly.job import AnyJob
+from tether.settings.budget import Budget
+from tether.stages.learner.checkpoint import complete_checkpoints
+
+PAGE = 3.0
+"""Seconds that are kept for the report."""
 
 
 class Budgets:
     """The limits of the jobs of one start, in their order.
 
+    A budget of the whole run is divided before each job: what is left of it goes to that job and
+    the later ones by `StageKind.share`, so that they have the time that it leaves. The part of an
+    evaluation shrinks to what a measurement by the same judge says that it needs.
+
     Args:
         jobs: of one recipe.
-        price: what each stage is expected to take; stages without a price count as the mean of the
-            others.
         began: the time on the clock at which this start began.
+        budget: of the whole run.
     """
 
     def __init__(
         self,
-        jobs: Sequence[Job],
-        price: Price,
+        jobs: Sequence[AnyJob],
         clock: Callable[[], float],
         began: float,
+        budget: Budget = None,
     ) -> None:
-        self.price, self.clock, self.began = price, clock, began
-        self.budget = jobs[0].recipe.budget
+        self.clock, self.began, self.budget = clock, began, budget
         self.before = {job.folder: seconds_of(job.folder) for job in jobs}
-        self.left = [job for job in jobs if not (job.folder / "summary.json").is_file()]
-        self.limits: list[TimeLimit] = []
+        self.left = [job for job in jobs if not job.finished]
         self.first = True
 
-    def limit(self, job: Job) -> TimeLimit:
-        """Begin a job: take it off those that are left, and return its limit. Without a budget, or
-        where the job is not timed, the limit never ends.
-        """
-        section, budget = job.settings, self.budget
-        cost = self._price(job)
-        began = self.began if self.first else self.clock()
-        closing = self.price.closing
+    def limit(self, job: AnyJob) -> TimeLimit:
+        """The limit of a job that begins; without a budget it never ends."""
+        own, whole = dict(job.settings).get("budget"), self.budget
+        began = self.began if self.first and whole is None else self.clock()
         self.first = False
         self.left = [other for other in self.left if other.folder != job.folder]
-        own = section.budget if isinstance(section, TimedSection) else None
-        if not isinstance(section, TimedSection) or (own is None and budget is None):
-            return TimeLimit(clock=self.clock)
-        seconds = math.inf if own is None else own.minutes * 60
-        if budget is not None:
-            share = self._share(job, budget.minutes * 60)
-            seconds = min(seconds, share + self.before[job.folder])
-            # the report is taken off the whole
-            began, closing = self.clock(), 0.0
-        minutes = min(given.minutes for given in (own, budget) if given is not None)
-        limit = TimeLimit(
+        most = math.inf if own is None else 60 * own.minutes - PAGE
+        seconds = most
+        reserved = 0.0
+        answers = 0.0
+        if whole is not None:
+            left = 60 * whole.minutes - PAGE - sum(self.before.values()) - (began - self.began)
+            judged = {o.folder: count for o in self.left if (count := _answers(job, o))}
+            others = job.kind.share + sum(o.kind.share for o in self.left if o.folder not in judged)
+            part = job.kind.share / (others + len(judged))
+            seconds = min(most, self.before[job.folder] + part * max(1.0, left))
+            reserved = min(most - seconds, part * left * len(judged) / others)
+            answers = job.kind.share / others * sum(judged.values())
+        minutes = min((given.minutes for given in (own, whole) if given is not None), default=0.0)
+        if job.finished:
+            _warn_of_end(job, minutes)
+        return TimeLimit(
             seconds,
             minutes=minutes,
-            after=cost.after if cost else 0.0,
-            each=cost.step if cost else 0.0,
-            closing=closing,
             clock=self.clock,
             began=began,
+            kept=reserved,
+            answers=answers,
         )
-        self.limits.append(limit)
-        return limit
-
-    def _share(self, job: Job, whole: float) -> float:
-        """Seconds of a job: its share of what is left of the whole, by the speed of the last steps
-        that were measured.
-        """
-        left = whole - sum(self.before.values()) - (self.clock() - self.began) - self.price.closing
-        slow = next((last.slowness for last in reversed(self.limits) if last.pace.count > 1), 1.0)
-        needs = [
-            need(each.settings, self._price(each), self.price.usual).times(slow)
-            for each in (job, *self.left)
-        ]
-        return share_out(needs, left)[0]
-
-    def _price(self, job: Job) -> StagePrice | None:
-        return next((cost for cost in self.price.stages if cost.name == job.name), None)
 
 
-def reopen(run: RunDirectory, section: Section, limit: TimeLimit) -> None:
-    """Delete the summary of a stage that time ended, if its budget is larger now and its training
-    can continue. Otherwise the log names the reason.
+def _answers(job: AnyJob, later: AnyJob) -> int:
+    """The answers of an evaluation, of all sides at all temperatures; 0 where they are not judged
+    as those that the job measures.
     """
-    before: Facts = run.summary().get(BUDGET) or {}
-    if isinstance(section, PromptedSection):
-        _warn_of_kept_answers(run, limit, before)
-        return
+    here = job.settings.measurement
+    there = later.settings.measurement
+    alike = ("judge", "evaluators", "sycophancy")
     if (
-        not before
-        or (limit.minutes and limit.minutes <= before["minutes"])
-        or not isinstance(section, TimedSection)
+        later.kind.makes != "verdict"
+        or here is None
+        or any(getattr(here, key) != getattr(there, key) for key in alike)
     ):
-        return
-    optimizer: Any = dict(section).get("optimizer")
-    again = isinstance(section, RoundsSection) or complete_checkpoints(run.path / "checkpoints")
-    if optimizer is not None and optimizer.counts_updates and is_short(before):
-        logger.warning("%s", stays_short(run.path, before))
-        return
-    evaluate: Any = dict(section).get("evaluate")
-    cut = measurements_cut(run.path / MEASURED_PROMPTS, evaluate.prompts) if evaluate else ""
-    if evaluate and evaluate.keep == "best" and before["ended_at"] % evaluate.every:
-        cut = "its best weights were chosen at its end"
-    if cut or not again or _stood_on(run.path):
-        why = cut or ("later stages stand on it" if again else "its models have no checkpoint")
-        logger.warning(
-            "%s keeps its budget: %s. To train longer, start anew with run=PATH.",
-            run.path,
-            why,
-        )
-        return
-    _forget_end(run, section, before["ended_at"])
-    (run.path / "summary.json").unlink()
+        return 0
+    prompts = len(load_rows(there.data, Prompt, Quarantine(keep=0)))
+    return prompts * there.samples * (1 + len(there.temperatures)) * (1 + len(later.policies))
 
 
-def _warn_of_kept_answers(run: RunDirectory, limit: TimeLimit, before: Facts) -> None:
-    """Log that a stage keeps its answers, which were as many as fitted, if the budget is larger
-    now.
-    """
-    if before and (not limit.minutes or limit.minutes > before["minutes"]):
+def _warn_of_end(job: AnyJob, minutes: float) -> None:
+    """Log that a finished stage keeps its end where it has more time now."""
+    ended = read_json(job.folder / "summary.json").get(BUDGET)
+    if ended and not 0 < minutes <= ended["minutes"]:
+        words = "%s is finished: its budget of %g minutes ended it at %d of %d. %s"
         logger.warning(
-            "%s keeps its answers to %d of %d prompts, which its budget of %g minutes allowed. To "
-            "answer more, start anew with run=PATH.",
-            run.path,
-            before["ended_at"],
-            before["total"],
-            before["minutes"],
+            words,
+            job.folder,
+            ended["minutes"],
+            ended["ended_at"],
+            ended["total"],
+            ANEW,
         )
 
 
-def _stood_on(folder: Path) -> bool:
-    """True if another stage of the run was finished later."""
-    own = (folder / "summary.json").stat().st_mtime
-    others = [path for path in folder.parent.glob("*/summary.json") if path.parent != folder]
-    return any(path.stat().st_mtime > own for path in others)
-
-
-def _forget_end(run: RunDirectory, section: Section, step: int) -> None:
-    """Take away the result, and the measurements that a training without this end would not have
-    made.
+def seconds_of(folder: Path) -> float:
+    """The time that a stage has taken in earlier starts, as far as its summary or its newest
+    checkpoint has it.
     """
-    for name in ("policy", "model"):
-        shutil.rmtree(run.path / name, ignore_errors=True)
-    if not isinstance(section, OnlineSection) or section.evaluate is None:
-        return
-    due = step % section.evaluate.every == 0
-    for name, is_extra in (("heldout.jsonl", is_control), (EVALUATIONS, _is_last)):
-        path = run.path / name
-        rows = read_jsonl(path) if path.is_file() else []
-        keep = [row for row in rows if row["step"] < step or (due and not is_extra(row))]
-        if rows:
-            write_jsonl(path, keep)
-
-
-def _is_last(record: Facts) -> bool:
-    """True of a measurement that only the end of a training makes."""
-    return record["moment"] == "after"
+    if (folder / "summary.json").is_file():
+        return float(read_json(folder / "summary.json").get("seconds", 0.0))
+    if (folder / FITTING).is_file():
+        return float(read_json(folder / FITTING)["spent"])
+    whole = complete_checkpoints(folder / "checkpoints")
+    values = read_json(whole[-1] / "state.json") if whole else {}
+    return float(values.get(BUDGET, {}).get("spent", 0.0))

@@ -20,14 +20,13 @@ from tether.core.errors import one_line
 from tether.core.rundir import read_json
 from tether.core.types import Facts, Json
 from tether.models.loading import pick_device
-from tether.planning.devices import Device, gpu
-from tether.planning.memory import Planner
-from tether.planning.plan import shape_config
-from tether.planning.sizes import row_sizes
-from tether.planning.speeds import RowSizes
 from tether.runner.folder import round_folder
+from tether.runner.planning.devices import Device, gpu
+from tether.runner.planning.memory import Planner
+from tether.runner.planning.plan import shape_config
+from tether.runner.planning.sizes import row_sizes
+from tether.runner.planning.speeds import RowSizes
 from tether.settings.recipe import BaseRecipe
-from tether.settings.sampling import OnlineSection
 
 SIZES = {
     "engine_rows": (256, 128),
@@ -106,7 +105,8 @@ def _open(recipe: BaseRecipe, name: str) -> Iterator[str]:
     if name in _arms(recipe):
         return
     section = recipe.section(name)
-    served = isinstance(section, OnlineSection) and section.engine.kind != "local"
+    engine = dict(section).get("engine")
+    served = engine is not None and engine.kind != "local"
     for key in SIZES:
         named = key in section.model_fields_set or key not in type(section).model_fields
         elsewhere = served if key == "engine_rows" else recipe.learner.ranks > 1

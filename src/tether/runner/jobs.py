@@ -2,7 +2,7 @@
 
 The list comes from the recipe alone, without models or files. Arms, rounds and the combinations of
 a sweep become jobs here and nowhere else. A job has parts where its stage is made of several
-trainings (`settings.parts`).
+trainings (`Section.parts`).
 """
 
 from __future__ import annotations
@@ -10,93 +10,21 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from tether.core.digest import digest
 from tether.core.errors import ConfigError
-from tether.core.types import Json
+from tether.core.types import Json, Prompt
+from tether.runner.assembly.job import AnyJob, Job
 from tether.runner.folder import round_folder
-from tether.settings.parts import StagePart, parts_of
 from tether.settings.reading import build, set_key
 from tether.settings.recipe import BaseRecipe
-from tether.settings.sampling import RewardedSection
 from tether.settings.section import Section
-from tether.settings.stages import StageKind
 from tether.settings.sweep import combinations
 
 
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """A stage to run.
-
-    Args:
-        recipe: what the stage belongs to; of a sweep, the recipe of one combination.
-        name: of the stage in its recipe, or of an arm: `ppo`, `ppo-beta0`.
-        kind: the row of the table of stages.
-        settings: the section.
-        folder: of its files; a finished one holds `summary.json`.
-        round: its number, of a recipe that repeats.
-        earlier: folders of the rounds before this one.
-        start: folder of the fine-tuned model from which it starts; None: the recipe's model.
-        pairs: folders of the [pairs] stages whose comparisons, or prompts, the stage uses; empty:
-            the stage reads its own data.
-        scorer: folder, or run, of the trained model that scores its answers.
-        policies: folders, by name, of the policies that it compares with their start.
-        seed: of everything random.
-        part: the row of `parts_of` that this job runs; None: the job is a whole stage.
-    """
-
-    recipe: BaseRecipe
-    name: str
-    kind: StageKind
-    settings: Section
-    folder: Path
-    round: int | None = None
-    earlier: tuple[Path, ...] = ()
-    start: Path | None = None
-    pairs: tuple[Path, ...] = ()
-    scorer: Path | None = None
-    policies: Mapping[str, Path] = field(default_factory=dict)
-    seed: int = 0
-    part: StagePart | None = None
-
-    @property
-    def parts(self) -> tuple[Job, ...]:
-        """The trainings within this stage, in their order: members, objectives, a test model, a
-        student, or rounds. The stage runs them itself, on one base and in one lock.
-        """
-        return tuple(
-            replace(
-                self,
-                name=f"{self.name}/{part.name}",
-                settings=part.settings,
-                folder=self.folder / part.name,
-                part=part,
-            )
-            for part in (parts_of(self.settings) if self.part is None else ())
-        )
-
-    @property
-    def needs(self) -> tuple[Path, ...]:
-        """Folders of the jobs on which this one depends."""
-        scorers = () if self.scorer is None else (self.scorer.parent,)
-        starts = () if self.start is None else (self.start,)
-        return (*starts, *self.pairs, *self.policies.values(), *scorers)
-
-    @property
-    def place(self) -> Path:
-        """The folder that holds this job's folder and those of its round."""
-        return self.folder.parent
-
-    @property
-    def title(self) -> str:
-        """Name for people, with the round."""
-        stage, slash, part = self.name.partition("/")
-        return self.name if self.round is None else f"{stage} {self.round}{slash}{part}"
-
-
-def expand(recipe: BaseRecipe, stages: Sequence[str] | None = None) -> list[Job]:
+def expand(recipe: BaseRecipe, stages: Sequence[str] | None = None) -> list[AnyJob]:
     """The jobs of a recipe in the order in which they run.
 
     Args:
@@ -115,22 +43,22 @@ def expand(recipe: BaseRecipe, stages: Sequence[str] | None = None) -> list[Job]
     return [*once, *(_job(recipe, name, number) for number in rounds for name in again)]
 
 
-def with_parts(jobs: Iterable[Job]) -> list[Job]:
+def with_parts(jobs: Iterable[AnyJob]) -> list[AnyJob]:
     """All jobs with their parts, each part before the job that needs it."""
     return [each for job in jobs for each in (*job.parts, job)]
 
 
-def by_recipe(jobs: Iterable[Job]) -> list[list[Job]]:
-    """The jobs of each recipe, in their order; a sweep has a recipe for each combination."""
-    groups: dict[str, list[Job]] = {}
+def by_run(jobs: Iterable[AnyJob]) -> list[list[AnyJob]]:
+    """The jobs of each run, in their order; a sweep has one for each combination."""
+    groups: dict[Path, list[AnyJob]] = {}
     for job in jobs:
-        groups.setdefault(job.recipe.run, []).append(job)
+        groups.setdefault(job.root, []).append(job)
     return [*groups.values()]
 
 
-def before(job: Job, jobs: Sequence[Job]) -> list[Job]:
+def before(job: AnyJob, jobs: Sequence[AnyJob]) -> list[AnyJob]:
     """The jobs on which a job depends, directly or through others, in their order."""
-    needs, chosen = {*job.needs}, list[Job]()
+    needs, chosen = {*job.needs}, list[AnyJob]()
     for other in reversed(jobs):
         if other.folder in needs and other.folder != job.folder:
             chosen.insert(0, other)
@@ -138,26 +66,37 @@ def before(job: Job, jobs: Sequence[Job]) -> list[Job]:
     return chosen
 
 
-def _job(recipe: BaseRecipe, name: str, number: int | None) -> Job:
-    root = Path(recipe.run)
+def _job(recipe: BaseRecipe, name: str, number: int | None) -> AnyJob:
+    home = Path(recipe.run)
     settings = recipe.section(name)
     if settings is None:
         raise ConfigError(f"the recipe has no [{name}] section")
-    place = round_folder(root, number)
-    earlier = tuple(round_folder(root, before) for before in range(1, number or 1))
-    return Job(
-        recipe=recipe,
+    place = round_folder(home, number)
+    earlier = tuple(round_folder(home, before) for before in range(1, number or 1))
+    start = home / "sft" if name != "sft" and recipe.section("sft") is not None else None
+    job = Job(
         name=name,
         kind=recipe.kind(name),
         settings=settings,
         folder=place / name,
+        model=recipe.model if start is None else recipe.model.on_folder(start / "model"),
+        seed=recipe.seed,
         round=number,
         earlier=earlier,
-        start=root / "sft" if name != "sft" and recipe.section("sft") is not None else None,
-        pairs=tuple(at / "pairs" for at in (*earlier, place)) if recipe.from_pairs(name) else (),
-        scorer=_scorer(settings, place),
-        policies={n: place / n for n in recipe.policies} if name == "evaluate" else {},
-        seed=recipe.seed,
+        start=start,
+        scorer=settings.scorer_in(place),
+        on=recipe.on,
+    )
+    if recipe.from_pairs(name) and settings.kind is Prompt:
+        job = replace(job, prompts=recipe.section("pairs").data)
+    if recipe.from_pairs(name):
+        return replace(job, pairs=tuple(at / "pairs" for at in (*earlier, place)))
+    if job.kind.makes != "verdict":
+        return job
+    return replace(
+        job,
+        policies={policy: place / policy for policy in recipe.policies},
+        others={other: recipe.section(other) for other in recipe.stages if other != name},
     )
 
 
@@ -188,7 +127,7 @@ def variants(recipe: BaseRecipe) -> list[BaseRecipe]:
     return [*recipes.values()]
 
 
-def _swept(recipe: BaseRecipe, stages: Sequence[str] | None) -> list[Job]:
+def _swept(recipe: BaseRecipe, stages: Sequence[str] | None) -> list[AnyJob]:
     """The jobs of all combinations, each once."""
     jobs = {job.folder: job for _, own in _combined(recipe) for job in own}
     names = recipe.stages if stages is None else stages
@@ -197,7 +136,7 @@ def _swept(recipe: BaseRecipe, stages: Sequence[str] | None) -> list[Job]:
     return [job for job in jobs.values() if job.name in names]
 
 
-def _combined(recipe: BaseRecipe) -> Iterator[tuple[Json, list[Job]]]:
+def _combined(recipe: BaseRecipe) -> Iterator[tuple[Json, list[AnyJob]]]:
     """The value of each key in each combination, and all of its jobs. A job that depends on no
     swept key runs once for all combinations. A job of the recipe without its sweep keeps its
     folder.
@@ -205,7 +144,7 @@ def _combined(recipe: BaseRecipe) -> Iterator[tuple[Json, list[Job]]]:
     values = recipe.model_dump(mode="json", exclude_unset=True, exclude={"sweep"})
     plain = build(type(recipe), values, where="recipe")
     own = dict(_identified(plain))
-    jobs: dict[str, Job] = {}
+    jobs: dict[str, AnyJob] = {}
     for variant, (_, chosen) in zip(
         variants(recipe),
         combinations(recipe.sweep or {}),
@@ -235,7 +174,7 @@ def sweep_table(recipe: BaseRecipe) -> list[Json]:
     ]
 
 
-def _identified(recipe: BaseRecipe) -> Iterator[tuple[str, Job]]:
+def _identified(recipe: BaseRecipe) -> Iterator[tuple[str, AnyJob]]:
     """Jobs with a digest of everything that decides their results, those before them included."""
     above = recipe.model.model_dump_json() + str(recipe.deterministic)
     identities: dict[Path, str] = {}
@@ -246,35 +185,31 @@ def _identified(recipe: BaseRecipe) -> Iterator[tuple[str, Job]]:
         yield identities[job.folder], job
 
 
-def _moved(job: Job, folders: Mapping[Path, Path]) -> Job:
+def _moved(job: AnyJob, folders: Mapping[Path, Path]) -> AnyJob:
     """The job, with the folders of its dependencies where they are."""
-    scorer = job.scorer
+    scorer, start, model = job.scorer, job.start, job.model
     if scorer is not None and scorer.parent in folders:
         scorer = folders[scorer.parent] / scorer.name
+    if start is not None and start in folders:
+        start = folders[start]
+        model = model.on_folder(start / "model")
     return replace(
         job,
-        start=None if job.start is None else folders.get(job.start, job.start),
+        start=start,
+        model=model,
         pairs=tuple(folders.get(path, path) for path in job.pairs),
         scorer=scorer,
         policies={name: folders.get(path, path) for name, path in job.policies.items()},
     )
 
 
-def _scorer(settings: Section, place: Path) -> Path | None:
-    if settings.scorer is None:
-        return None
-    if isinstance(settings, RewardedSection) and settings.reward_model is not None:
-        return Path(settings.reward_model)
-    return place / settings.scorer / "model"
-
-
-def combination_folder(job: Job, root: Path) -> Path:
+def combination_folder(job: AnyJob, root: Path) -> Path:
     """The folder of the combination of a sweep that a job belongs to; `root` for other jobs."""
     parts = job.folder.relative_to(root).parts if job.folder.is_relative_to(root) else ()
     return root.joinpath(*parts[:2]) if parts[:1] == ("sweep",) else root
 
 
-def job_row(job: Job, root: Path) -> tuple[str, str, str, str]:
+def job_row(job: AnyJob, root: Path) -> tuple[str, str, str, str]:
     """Name, dependencies, rows and folder of a job, for a table.
 
     Args:

@@ -2,60 +2,62 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
-from pathlib import Path
 
-from tether.build.roles import newest_policy
-from tether.core.rundir import RunDirectory, read_json
+from tether.core.rundir import read_json, write_json
 from tether.core.types import Json
-from tether.runner.folder import round_folder
-from tether.settings.recipe import BaseRecipe
+from tether.runner.assembly.job import AnyJob
+from tether.runner.assembly.roles import newest_policy
 
 
-def compared_in(recipe: BaseRecipe, place: Path) -> list[str]:
-    """The policies of a recipe, and those that an earlier start of it compared."""
-    before = place / "evaluate" / "summary.json"
-    return [
-        *dict.fromkeys(
-            [*recipe.policies, *(read_json(before)["policies"] if before.is_file() else ())],
-        ),
-    ]
+def compared_in(job: AnyJob) -> list[str]:
+    """The policies that an evaluation compares, and those that an earlier start of it compared."""
+    before = job.folder / "summary.json"
+    earlier = read_json(before)["policies"] if before.is_file() else ()
+    return [*dict.fromkeys([*job.policies, *earlier])]
 
 
-def write_totals(recipe: BaseRecipe) -> None:
-    """The summary of a whole run: those of its stages, with what the judge says of its policies; of
-    rounds, a row each.
+def write_totals(jobs: Sequence[AnyJob]) -> None:
+    """Write the summary of a run with an evaluation: those of its stages, with the verdicts on its
+    policies; of rounds, a row each. Where the policies lie elsewhere there is none.
     """
-    root = Path(recipe.run)
-    rounds = [_totals(recipe, root, number) for number in range(1, (recipe.repeat or 0) + 1)]
-    if not rounds:
-        RunDirectory(root).finish(_totals(recipe, root, None))
+    verdicts = [job for job in jobs if job.kind.makes == "verdict"]
+    folders = [folder for job in verdicts for folder in job.policies.values()]
+    if not verdicts or not all(folder.is_relative_to(verdicts[0].root) for folder in folders):
         return
-    for number, (one, labels) in enumerate(
-        zip(rounds, accumulate(one["labels"] for one in rounds), strict=True),
-        1,
+    root = verdicts[0].root
+    if verdicts[0].round is None:
+        write_json(root / "summary.json", _totals(verdicts[0]))
+        return
+    rounds = [_totals(job) for job in verdicts]
+    for job, one, labels in zip(
+        verdicts,
+        rounds,
+        accumulate(one["labels"] for one in rounds),
+        strict=True,
     ):
         one["labels_so_far"] = labels
-        RunDirectory(round_folder(root, number)).finish(one)
-    trained = round_folder(root, len(rounds)) / recipe.policies[0]
+        write_json(job.place / "summary.json", one)
+    trained = next(iter(verdicts[-1].policies.values()))
     policy = newest_policy(trained) or trained / "policy"
-    RunDirectory(root).finish({"rounds": rounds, "policy": policy.relative_to(root).as_posix()})
+    result = {"rounds": rounds, "policy": policy.relative_to(root).as_posix()}
+    write_json(root / "summary.json", result)
 
 
-def _totals(recipe: BaseRecipe, root: Path, number: int | None) -> Json:
-    place = round_folder(root, number)
-    names = dict.fromkeys([*recipe.stages, *compared_in(recipe, place)])
-    folders = {name: (root if name == "sft" else place) / name for name in names}
+def _totals(job: AnyJob) -> Json:
+    names = dict.fromkeys([*job.others, *compared_in(job), job.name])
+    folders = {name: (job.root if name == "sft" else job.place) / name for name in names}
     done = {
         name: read_json(folder / "summary.json")
         for name, folder in folders.items()
         if (folder / "summary.json").is_file()
     }
-    verdict = done.pop("evaluate")
+    verdict = done.pop(job.name)
     policies = {name: {**done[name], **result} for name, result in verdict["policies"].items()}
     # others may not be trained yet
-    first = next(name for name in (*recipe.policies, *policies) if name in policies)
-    if number is not None:
+    first = next(name for name in (*job.policies, *policies) if name in policies)
+    if job.round is not None:
         return _round(done, policies[first], first)
     seconds = sum(
         summary.get("seconds", 0.0)

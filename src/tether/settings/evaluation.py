@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from math import ceil
 from typing import Annotated, Literal
 
 from pydantic import Field, Tag
 
+from tether.core.amounts import plural
+from tether.core.types import Sampling
 from tether.settings.config import Config
-from tether.settings.judges import BY_KIND, AFunction, AModel
+from tether.settings.judges import BY_KIND, AFunction, AModel, FunctionJudge
 from tether.settings.needs import Needs
-from tether.settings.section import DataConfig, PromptedSection
+from tether.settings.rewards import VerifiableConfig
+from tether.settings.section import Counts, DataConfig, EngineRows, PromptedSection, StageWork
+
+UNTRAINED = Sampling(max_new_tokens=128, temperature=0.7)
+"""The way of answering where no stage of a recipe samples."""
 
 
 class EvaluatorData(Config):
@@ -28,7 +35,13 @@ class EvaluatorData(Config):
         return (self.path,) if isinstance(self.path, str) else self.path
 
 
-EVALUATORS_HELP = "further evaluators of docs/trust/evaluate_suite.md by name, each with its files"
+Evaluators = Annotated[
+    dict[str, EvaluatorData],
+    Field(
+        default={},
+        description="further evaluators of docs/trust/evaluate_suite.md by name, each with its files",
+    ),
+]
 
 
 def premise_files() -> tuple[str, ...]:
@@ -62,6 +75,12 @@ class SycophancyConfig(Config):
             yield "sycophancy.paths names one file twice: give one for each side"
 
 
+Premises = Annotated[
+    SycophancyConfig | None,
+    Field(description="also measure whether answers depend on who asks"),
+]
+
+
 class EvaluationSection(PromptedSection):
     """The judge, and the answers that it judges. Lengths are in tokens."""
 
@@ -83,16 +102,28 @@ class EvaluationSection(PromptedSection):
         default=(0.7, 0.5, 0.0),
         description="others at which both sides answer: what decoding alone gives",
     )
-    engine_rows: int = Field(
-        default=64,
-        ge=1,
-        description="responses decoded at once; unset on a GPU: up to 256",
+    length_controlled: bool = Field(
+        default=False,
+        description="also give each policy's win rate at equal length",
     )
-    sycophancy: SycophancyConfig | None = Field(
-        default=None,
-        description="also measure whether answers depend on who asks",
-    )
-    evaluators: dict[str, EvaluatorData] = Field(default={}, description=EVALUATORS_HELP)
+    engine_rows: EngineRows = 64
+    sycophancy: Premises = None
+    evaluators: Evaluators
+
+    @property
+    def measurement(self) -> EvaluationSection:
+        return self
+
+    def judges(self) -> Iterator[tuple[object, DataConfig | None]]:
+        yield self.judge, self.data
+
+    def work(self, counts: Counts) -> StageWork:
+        trained = counts.sampling and counts.sampling.temperature
+        own = self.temperature or trained
+        answers, models = self.samples * len({own, *self.temperatures}), 1 + counts.policies
+        words = f"{counts.rows or 'all'} prompts × {plural(answers, 'answer')} of {models} models"
+        turns = counts.rows and models * ceil(counts.rows * answers / self.engine_rows)
+        return StageWork(words, turns)
 
 
 class EvaluateConfig(Config):
@@ -154,6 +185,8 @@ class EvaluateConfig(Config):
                 "evaluate.temperature = 0 gives a prompt the same answer each time: set "
                 "samples_per_prompt = 1 or sample above 0"
             )
+        if self.temperature == 0 and self.kept_figure[1] == "kl":
+            yield "evaluate.keep_by names kl, which answers sampled above temperature 0 have"
 
 
 class EvaluateSection(EvaluateConfig):
@@ -162,15 +195,42 @@ class EvaluateSection(EvaluateConfig):
         description="held-out prompts; without it some are set aside",
     )
     judge: Annotated[
-        Annotated[Literal["reward", "test"], Tag("name")] | AFunction | AModel,
+        Annotated[Literal["reward"], Tag("reward")]
+        | Annotated[Literal["test"], Tag("test")]
+        | AFunction
+        | AModel,
         BY_KIND,
     ] = Field(
         default="reward",
         description="who judges: the training's own reward, the model of reward.test_share, a "
         "function, or a language model",
     )
-    sycophancy: SycophancyConfig | None = Field(
-        default=None,
-        description="also measure whether answers depend on who asks",
-    )
-    evaluators: dict[str, EvaluatorData] = Field(default={}, description=EVALUATORS_HELP)
+    sycophancy: Premises = None
+    evaluators: Evaluators
+
+    def kept_faults(
+        self,
+        parts: Collection[str] | None,
+        checked: VerifiableConfig | None,
+    ) -> Iterator[str]:
+        """A fault where `keep_by` names what held-out answers are not scored by.
+
+        Args:
+            parts: names of the parts of the training's own scores; None: any.
+            checked: the check of answers that gives others.
+        """
+        if isinstance(self.judge, FunctionJudge):
+            return
+        _, evaluator, figure = self.kept_figure
+        if self.judge != "reward":
+            parts = ("proxy",)
+        elif checked is not None:
+            parts = ("correct", "format") if checked.pattern else ("correct",)
+        figures = ("score", *(parts or ()))
+        if evaluator == "held_out" and (
+            figure not in figures if parts is not None else figure == "proxy"
+        ):
+            yield (
+                f"evaluate.keep_by = {self.keep_by!r}: held_out has no figure "
+                f"{figure!r}. Figures: {', '.join(figures)}"
+            )

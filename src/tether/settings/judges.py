@@ -136,9 +136,9 @@ class JudgeConfig(Config):
 
 
 def _judge_kind(value: object) -> str:
-    """The way in which a value names a judge: "name", "function" or "model"."""
+    """The way in which a value names a judge: its own word, "function" or "model"."""
     if isinstance(value, str):
-        return "name"
+        return value
     return (
         "function"
         if isinstance(value, FunctionJudge) or (isinstance(value, dict) and "call" in value)
@@ -152,5 +152,10 @@ AFunction = Annotated[FunctionJudge, Tag("function")]
 AModel = Annotated[JudgeConfig, Tag("model")]
 
 
-BY_KIND = Discriminator(_judge_kind)
+BY_KIND = Discriminator(
+    _judge_kind,
+    custom_error_type="judge",
+    custom_error_message='a judge is { call = "FILE:FUNCTION" }, { model = "FOLDER" }, or a model '
+    'behind an API: { server = { url = "https://api.openai.com/v1", model = "NAME" } }; in [pairs] also "people"',
+)
 """So that the error of one way of naming a judge is not hidden behind those of the others."""

@@ -15,6 +15,11 @@ MORE_RANKS = Needs(
     "has no effect on one rank: set learner.ranks to 2 or more, or leave it out",
 )
 
+MicroBatchTokens = Annotated[
+    int,
+    Field(ge=8, description="padded size of a micro-batch; unset on a GPU: up to 8192"),
+]
+
 
 class LearnerConfig(Config):
     """The processes that train together; learner.ranks says how."""
@@ -44,9 +49,7 @@ class LearnerConfig(Config):
 
 class Rates(NamedTuple):
     """The default learning rates of a stage: adapters bear, and need, far higher ones than whole
-    models.
-
-    Measured by benchmarks.defaults; docs/methods/README.md has those of all stages.
+    models; docs/methods/README.md has those of all stages.
     """
 
     adapters: float
@@ -54,7 +57,10 @@ class Rates(NamedTuple):
 
 
 class OptimizerConfig(Config):
-    """AdamW with a warm-up and a decay, on float32 masters."""
+    """AdamW with a warm-up and a decay, on float32 masters.
+
+    A section uses the fields that were set, and its stage's own defaults for the others.
+    """
 
     kind: Literal["adamw", "adamw8bit"] = Field(
         default="adamw",

@@ -5,6 +5,7 @@ libraries are loaded.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -117,6 +118,11 @@ class ModelConfig(Config):
         default=(),
         description="tokens that end a turn; empty: the tokenizer's EOS and the model's own list",
     )
+
+    def on_folder(self, folder: Path) -> ModelConfig:
+        """The same settings on a model that training left, which carries its own template."""
+        own = {"source": str(folder), "fallback": None, "chat_template": None}
+        return self.model_copy(update=own)
 
     def faults(self) -> Iterator[str]:
         if self.attention == "grouped" and not self.cpu_kernels:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from math import ceil
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, Tag
 
+from tether.core.amounts import plural
 from tether.core.types import Sampling
 from tether.settings.judges import BY_KIND, AFunction, AModel, FunctionJudge, JudgeConfig
 from tether.settings.needs import Needs
-from tether.settings.section import PromptedSection
+from tether.settings.section import Counts, DataConfig, EngineRows, PromptedSection, StageWork
 
 Strategy = Literal[
     "random",
@@ -29,6 +31,7 @@ OF_PEOPLE = Needs("judge = 'people'", "has no effect with this judge: it is of p
 class PairsSection(PromptedSection):
     """Prompts to answer, number of answers, and judge of the pairs. Lengths are in tokens."""
 
+    compares: ClassVar[bool] = True
     prompts: int | None = Field(
         default=None,
         ge=2,
@@ -41,11 +44,7 @@ class PairsSection(PromptedSection):
     )
     max_new_tokens: int = Field(default=128, ge=1, description="longest answer")
     temperature: float = Field(default=0.7, gt=0, description="of sampling")
-    engine_rows: int = Field(
-        default=64,
-        ge=1,
-        description="responses decoded at once; unset on a GPU: up to 256",
-    )
+    engine_rows: EngineRows = 64
     labels: int | None = Field(
         default=None,
         ge=4,
@@ -55,7 +54,7 @@ class PairsSection(PromptedSection):
         default="random",
         description="which of them; before any reward model, at random",
     )
-    judge: Annotated[Annotated[Literal["people"], Tag("name")] | AFunction | AModel, BY_KIND] = (
+    judge: Annotated[Annotated[Literal["people"], Tag("people")] | AFunction | AModel, BY_KIND] = (
         Field(
             description="a language model; a function, on whose scores simulated annotators vote; or "
             "people, in a store",
@@ -96,6 +95,15 @@ class PairsSection(PromptedSection):
     def sampling(self) -> Sampling:
         """Settings by which answers are drawn."""
         return Sampling(max_new_tokens=self.max_new_tokens, temperature=self.temperature)
+
+    def judges(self) -> Iterator[tuple[object, DataConfig | None]]:
+        yield self.judge, self.data
+
+    def work(self, counts: Counts) -> StageWork:
+        prompts = self.prompts or counts.rows
+        words = f"{prompts or 'all'} prompts × {plural(self.samples_per_prompt, 'answer')}"
+        turns = prompts and ceil(prompts * self.samples_per_prompt / self.engine_rows)
+        return StageWork(words, turns)
 
     def faults(self) -> Iterator[str]:
         people = self.judge == "people"

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from tether.core.types import Facts, Json, Sampling
 from tether.settings.kl import KLConfig
-from tether.settings.learner import OptimizerConfig, Rates, TrainedConfig
+from tether.settings.learner import MicroBatchTokens, OptimizerConfig, Rates, TrainedConfig
 from tether.settings.needs import Needs
 
 Algorithm = Literal[
@@ -89,11 +89,7 @@ class SampledConfig(TrainedConfig):
         ge=0,
         description="taken off the score, after its normalisation, of a response that did not end in time",
     )
-    micro_batch_tokens: int = Field(
-        default=2048,
-        ge=8,
-        description="padded size of a micro-batch; unset on a GPU: up to 8192",
-    )
+    micro_batch_tokens: MicroBatchTokens = 2048
     ema_decay: float | None = Field(
         default=None,
         gt=0,

@@ -14,8 +14,9 @@ from pydantic import (
 
 from tether.core.errors import ConfigError, MissingFileError
 from tether.core.types import Json
-from tether.settings.config import RECIPE, ConfigT
+from tether.settings.config import RECIPE, Config, ConfigT
 from tether.settings.messages import explain
+from tether.settings.stages import STAGES
 from tether.settings.synonyms import alike
 
 _OTHER_LANGUAGES = (".yml", ".yaml", ".json", ".json5")
@@ -112,6 +113,29 @@ def build(
         ) from None
 
 
+def as_toml(recipe: Config) -> str:
+    """Text of a recipe's file, without keys that are unset."""
+    values = recipe.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+    sections = {key: value for key, value in values.items() if key in STAGES}
+    lines = [_line(key, value) for key, value in values.items() if key not in sections]
+    for name, section in sections.items():
+        lines += ["", f"[{name}]", *(_line(key, value) for key, value in section.items())]
+    return "\n".join([*lines, ""])
+
+
+def _line(key: str, value: object) -> str:
+    name = key if re.fullmatch(r"[\w-]+", key, re.ASCII) else json.dumps(key, ensure_ascii=False)
+    return f"{name} = {_toml(value)}"
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, dict):
+        return f"{{ {', '.join(_line(key, inner) for key, inner in value.items())} }}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    return json.dumps(value, ensure_ascii=False)
+
+
 def _deeper(value: object, levels: int) -> bool:
     """True if tables and lists lie within each other more than `levels` deep."""
     level = [value]
@@ -193,7 +217,10 @@ def packaged_recipe(name: str) -> Path:
             f"file, or one of {names}.",
         )
     if name not in recipes:
-        advice = f"Packaged recipes: {names}; or give the path of a .toml file."
+        advice = (
+            f"Packaged recipes: {names}; or give the path of a .toml file. A model needs a method "
+            f"and rows: tether sft {name:.80} ROWS."
+        )
         raise MissingFileError(f"no recipe named {name!r:.80}{_near(name)}. {advice}")
     return recipes[name]
 
@@ -201,8 +228,7 @@ def packaged_recipe(name: str) -> Path:
 def packaged_recipes() -> dict[str, Path]:
     """The recipes that come with tether, by name."""
     return {
-        path.stem: path
-        for path in (Path(__file__).resolve().parent.parent / "recipes").glob("*.toml")
+        path.stem: path for path in (Path(__file__).resolve().parent / "recipes").glob("*.toml")
     }
 
 

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
-from pydantic import Field, PrivateAttr, ValidationError, create_model, model_validator
+from pydantic import Field, ValidationError, create_model, model_validator
 
 from tether.core.errors import ConfigError
 from tether.core.types import Comparison, Feedback, Json, JsonValue, Prompt
 from tether.settings.budget import Budget
 from tether.settings.config import Config
 from tether.settings.evaluation import EvaluateSection
-from tether.settings.former import FormerDefaults, put_former_defaults
 from tether.settings.learner import LearnerConfig
 from tether.settings.messages import explain
 from tether.settings.model import ModelConfig
 from tether.settings.pairs import SCORED
 from tether.settings.reading import load_recipe, packaged_recipe
-from tether.settings.sampling import PolicySection, RewardedSection
+from tether.settings.sampling import OnlineSection, PolicySection, RewardedSection
 from tether.settings.section import Folder, Lora, Name, overlaid
 from tether.settings.stages import STAGES, StageKind
 from tether.settings.sweep import idle_override, sweep_faults
@@ -60,8 +59,8 @@ class BaseRecipe(Config):
     )
     budget: Budget = Field(
         default=None,
-        description="minutes of the whole run, shared by expected times, ten steps of each stage first; "
-        "may change from start to start",
+        description="minutes of the whole run, of which a policy's training has two parts and each "
+        "other stage one; may change from start to start",
     )
     repeat: int | None = Field(
         default=None,
@@ -79,21 +78,6 @@ class BaseRecipe(Config):
         "seed = [0, 1, 2]; every combination is run",
     )
 
-    _former: dict[str, FormerDefaults] = PrivateAttr(default_factory=dict)
-
-    @property
-    def former(self) -> Mapping[str, FormerDefaults]:
-        """Former defaults that are in force, by stage or arm; by "model" those of the model."""
-        return self._former
-
-    def continued(self, former: Mapping[str, FormerDefaults]) -> Self:
-        """The recipe with former defaults in force, too."""
-        own = {name: getattr(self, name) for name in former if name in STAGES or name == "model"}
-        sections = {name: put_former_defaults(one, former[name]) for name, one in own.items()}
-        recipe = self.model_copy(update=sections)
-        recipe._former = {**self._former, **former}
-        return recipe
-
     def section(self, name: str) -> Any:
         """The section of a stage, or of an arm by the name of its folder; None where the recipe has
         none.
@@ -107,9 +91,7 @@ class BaseRecipe(Config):
             {} if self.lora is None or "lora" not in section.model_fields else {"lora": self.lora}
         )
         given = common if base is None else base.model_dump(exclude_unset=True)
-        own = section.model_validate(overlaid(given, self.arms[arm][stage]))
-        former = self._former.get(name) or self._former.get(stage)
-        return put_former_defaults(own, former) if former else own
+        return section.model_validate(overlaid(given, self.arms[arm][stage]))
 
     def arm_of(self, name: str) -> tuple[str, str]:
         """Stage and arm of a folder's name.
@@ -255,7 +237,7 @@ class BaseRecipe(Config):
                 name,
                 section,
                 objectives=tuple(trained.objectives or ()),
-                ensemble=trained.is_ensemble,
+                members=trained.members if trained.is_ensemble else 1,
             )
 
 
@@ -287,15 +269,19 @@ def scorer_faults(
     section: RewardedSection,
     *,
     objectives: Collection[str],
-    ensemble: bool,
+    members: int,
 ) -> Iterator[str]:
     """Settings of the stage `name` that its reward model cannot serve.
 
     Args:
         objectives: names that the reward model was trained for; empty: one score.
-        ensemble: it has several members.
+        members: of an ensemble; else 1.
     """
     yield from objective_faults(name, section.objectives, objectives)
+    ensemble = members > 1
+    if isinstance(section, OnlineSection) and section.evaluate:
+        scores = (*(f"member_{number}" for number in range(members)), "spread")
+        yield from section.evaluate.kept_faults(scores if ensemble else objectives, None)
     if not ensemble:
         because = "on one reward model: set reward.members, without average"
         yield from section.idle("reward_combine", because=because, table=f"{name}.")
@@ -369,6 +355,10 @@ def faults_on(model: ModelConfig, name: str, section: Any, shard: bool) -> Itera
         f"{name}.disentangle_length": (
             values.get("disentangle_length"),
             "it has a part without a pass",
+        ),
+        f"{name}.keep_states_gb": (
+            values.get("keep_states_gb"),
+            "no pass over ranks ends half-way",
         ),
         f"{name}.objectives": (
             values.get("objectives"),

@@ -13,7 +13,7 @@ from tether.settings.learner import PreferenceConfig, Rates
 from tether.settings.model import LoraConfig
 from tether.settings.needs import Needs
 from tether.settings.rewards import Combine
-from tether.settings.section import DataConfig, Lora, Name, TimedSection
+from tether.settings.section import DataConfig, Name, OwnLora, RowsSection, StagePart
 
 
 class RewardConfig(PreferenceConfig):
@@ -100,8 +100,9 @@ NOT_OF_OBJECTIVES = Needs(
 MEMBERS = Needs("members > 1 or teacher", "has no effect on one model: set members to 2 or more")
 
 
-class RewardSection(TimedSection, RewardConfig):
+class RewardSection(RowsSection, RewardConfig):
     record: ClassVar[type] = Comparison
+    scores: ClassVar[bool] = True
     objectives: Annotated[
         dict[Name, DataConfig] | None,
         Needs("lora", "are adapters on one trunk, and lora is false. Leave lora out"),
@@ -124,10 +125,7 @@ class RewardSection(TimedSection, RewardConfig):
         lt=1,
         description="share of the prompts whose comparisons train a second model, which only judges",
     )
-    lora: Lora = Field(
-        default=LoraConfig(),
-        description="the adapter that learns; false trains the whole model",
-    )
+    lora: OwnLora = LoraConfig()
     members: int = Field(
         default=1,
         ge=1,
@@ -164,6 +162,23 @@ class RewardSection(TimedSection, RewardConfig):
 
     def others(self) -> Iterator[DataConfig]:
         yield from (*(self.objectives or {}).values(), *self.test.values())
+
+    def parts(self) -> Iterator[StagePart]:
+        for name, data in (self.objectives or {}).items():
+            settings = self.model_copy(update={"data": data, "objectives": None})
+            yield StagePart(name=name, kind="objective", settings=settings)
+        if self.test_share:
+            plain = {"members": 1, "average": False, "distill": None, "teacher": None}
+            rows = {"data": None, "test": {}, "test_share": 0.0}
+            settings = self.model_copy(update={**rows, **plain})
+            yield StagePart(name="test", kind="test model", settings=settings)
+        names = tuple(
+            f"member-{number}" for number in range(self.members if self.members > 1 else 0)
+        )
+        for number, name in enumerate(names):
+            yield StagePart(name=name, kind="member", settings=self, number=number)
+        if names and self.distill is not None:
+            yield StagePart(name="student", kind="student", settings=self, needs=names)
 
     @property
     def is_ensemble(self) -> bool:

@@ -1,15 +1,20 @@
-"""Settings of what scores: functions, checks, classifiers, objectives and servers."""
+"""Settings of what scores, and the table of rewards: a new one is a file in rewards/, and here its
+settings and a row of `REWARDS`.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, TypedDict
 
-from pydantic import Field
+from pydantic import Field, create_model
 
+from tether.core.types import Json
 from tether.settings.config import Config
 from tether.settings.needs import Needs
+from tether.settings.section import TimedSection
 from tether.settings.workers import ServersConfig
 
 Shape = Literal["texts", "messages"]
@@ -50,8 +55,8 @@ class CallLimits(Config):
         return {"batch": self.batch, "time_limit": self.time_limit, "dump_after": self.dump_after}
 
 
-class Functions(Config):
-    """The places of one function or of several."""
+class FunctionConfig(CallLimits):
+    """A reward of functions: their places, and the limits of a call."""
 
     call: str | tuple[str, ...] = Field(
         description="module:name, or path/to/file.py:name; (prompts, responses) -> a number for "
@@ -81,10 +86,6 @@ class Functions(Config):
             yield f"weights has {len(self.weights)} numbers for {len(self.calls)} functions"
 
 
-class FunctionConfig(CallLimits, Functions):
-    """A reward of functions: their places, and the limits of a call."""
-
-
 Kind = Literal["math", "gsm8k", "numeric", "exact", "reasoning-gym", "code"]
 
 
@@ -103,10 +104,10 @@ MARKS: dict[str, tuple[Mark, ...]] = {
 
 FORMATS = {
     "think-answer": r"<think>(?:(?!</?(?:think|answer)>).)*</think>\s*<answer>(?:(?!</?(?:think|answer)>).)*</answer>",
-    "boxed": r"(?:(?!\\boxed).)*\\boxed\{(?:(?!\\boxed).)*",
-    "hashes": r"(?:(?!####).)*\n#### [^\n]+",
+    "boxed": r"(?:.*</think>)?(?:(?!\\boxed|<think>).)*\\boxed\{(?:(?!\\boxed).)*",
+    "hashes": r"(?:.*</think>)?(?:(?!####|<think>).)*\n#### [^\n]+",
 }
-"""Whole responses, outer white space aside: each mark occurs exactly once."""
+"""Whole responses, outer white space aside: each mark occurs exactly once, behind any thought."""
 
 
 class VerifiableConfig(Config):
@@ -239,3 +240,98 @@ class RewardServersConfig(ServersConfig):
 
 Combine = Literal["mean", "worst", "uncertainty"]
 """Ways to combine several opinions into one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardKind:
+    """A row of the table. Functions are named, `module:function`, since settings load no torch.
+
+    Args:
+        make: makes the reward of its `RewardParts`.
+        settings: of the table in a section that has the reward's name.
+        scorer: the stage whose trained model scores.
+        served: keys of a section, beside that table, by which a server scores; None: none can.
+        on_every_rank: it is a model: each rank holds it and scores its own responses. The first
+            rank alone computes other rewards.
+        steps: it can score the steps of a response.
+        parts: names of the parts of its scores, beside those of checks and of a trained model;
+            None: a function gives what it likes.
+        check: raises a fault of a stage, given its name and section.
+    """
+
+    help: str
+    make: str
+    settings: type[Config] | None = None
+    scorer: str | None = None
+    served: tuple[str, ...] | None = ()
+    on_every_rank: bool = False
+    steps: bool = False
+    parts: tuple[str, ...] | None = ()
+    check: str = ""
+
+
+REWARDS: dict[str, RewardKind] = {
+    "learned": RewardKind(
+        help="the [reward] stage's model",
+        make="tether.runner.assembly.rewards:learned",
+        scorer="reward",
+        served=("reward_combine", "uncertainty_weight"),
+        on_every_rank=True,
+    ),
+    "process": RewardKind(
+        help="the [process] stage's model",
+        make="tether.runner.assembly.rewards:process",
+        scorer="process",
+        served=("process_aggregate",),
+        on_every_rank=True,
+        steps=True,
+        parts=("num_steps", "weakest_step"),
+    ),
+    "verifiable": RewardKind(
+        help="checked answers",
+        make="tether.rewards.verifiable:checked_reward",
+        settings=VerifiableConfig,
+        check="tether.runner.assembly.checks:check_answers",
+    ),
+    "classifier": RewardKind(
+        help="a sequence classifier",
+        make="tether.rewards.classifier:classifier_reward",
+        settings=ClassifierConfig,
+        on_every_rank=True,
+        check="tether.rewards.classifier:check_classifier",
+    ),
+    "function": RewardKind(
+        help="your own function",
+        make="tether.rewards.function:function_reward",
+        settings=FunctionConfig,
+        steps=True,
+        parts=None,
+        check="tether.runner.assembly.checks:check_functions",
+    ),
+    "random": RewardKind(
+        help="as a control no information",
+        make="tether.rewards.control:random_reward",
+        check="tether.runner.assembly.checks:check_answers",
+        served=None,
+    ),
+    "majority": RewardKind(
+        help="as a control agreement with most answers to the prompt",
+        make="tether.rewards.majority:majority_reward",
+        check="tether.runner.assembly.checks:check_answers",
+        served=None,
+    ),
+}
+
+
+def reward_tables() -> type[TimedSection]:
+    """The base of sections that a reward scores: the name of the reward, and a table for each row
+    that has settings.
+    """
+    helps = ", ".join(kind.help for kind in REWARDS.values())
+    source = Field(default="learned", description=f"what scores: {helps}")
+    fields: Json = {"reward_source": (Literal[*REWARDS], source)}
+    for name, kind in REWARDS.items():
+        if kind.settings is not None:
+            about = Field(default=None, description=f"settings of {kind.help}")
+            fields[name] = (kind.settings | None, about)
+    return create_model("RewardTables", __base__=TimedSection, __module__=__name__, **fields)

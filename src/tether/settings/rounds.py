@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import ceil
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from tether.core.amounts import plural
 from tether.core.types import Demonstration, Problem, Prompt, Sampling
 from tether.settings.model import LoraConfig
 from tether.settings.needs import Needs
 from tether.settings.sampling import REWARD_KEYS, RewardedSection
-from tether.settings.section import SteadyLora
+from tether.settings.section import Counts, EngineRows, StagePart, StageWork, SteadyLora
 from tether.settings.supervised import DirectConfig
 
 NOT_SPIN = Needs(
@@ -54,15 +56,8 @@ class RoundsSection(RewardedSection):
         ge=0,
         description="iterative: taken off the score of a response that did not end in time",
     )
-    engine_rows: int = Field(
-        default=64,
-        ge=1,
-        description="responses decoded at once; unset on a GPU: up to 256",
-    )
-    lora: SteadyLora = Field(
-        default=LoraConfig(),
-        description="the adapter that learns; false trains the whole model",
-    )
+    engine_rows: EngineRows = 64
+    lora: SteadyLora = LoraConfig()
     direct: DirectConfig = Field(
         default=DirectConfig(),
         description="settings of the training in each round",
@@ -89,6 +84,24 @@ class RoundsSection(RewardedSection):
     @property
     def sampling(self) -> Sampling:
         return Sampling(max_new_tokens=self.max_new_tokens, temperature=self.temperature)
+
+    def parts(self) -> Iterator[StagePart]:
+        needs: tuple[str, ...] = ()
+        for number in range(1, self.rounds + 1):
+            name = f"round-{number:02d}"
+            yield StagePart(name=name, kind="round", settings=self, number=number, needs=needs)
+            needs = (name,)
+
+    def work(self, counts: Counts) -> StageWork:
+        prompts = self.prompts_per_round or counts.rows
+        answers = plural(self.samples_per_prompt, "answer")
+        words = f"{plural(self.rounds, 'round')} × {prompts or 'all'} prompts × {answers}"
+        if prompts is None:
+            return StageWork(words, None)
+        turns = ceil(prompts * self.samples_per_prompt / self.engine_rows)
+        learned = prompts * (1 - self.direct.heldout_fraction)
+        updates = self.direct.epochs * max(1, ceil(learned / self.direct.prompts_per_update))
+        return StageWork(words, self.rounds, {"rollout": turns, "update": updates})
 
     @model_validator(mode="after")
     def _resolve_rate(self) -> RoundsSection:

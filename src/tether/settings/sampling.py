@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from tether.core.amounts import plural
 from tether.core.types import Json, JsonValue, Problem, Prompt
 from tether.settings.config import Config
 from tether.settings.engine import EngineConfig
@@ -17,14 +18,25 @@ from tether.settings.needs import Needs
 from tether.settings.policy import TO_ZERO, PolicyConfig, SampledConfig
 from tether.settings.rewards import (
     GIVEN,
-    ClassifierConfig,
+    REWARDS,
     Combine,
     FunctionConfig,
     ObjectiveConfig,
+    RewardKind,
     RewardServersConfig,
     VerifiableConfig,
+    reward_tables,
 )
-from tether.settings.section import OFFLOAD, DataConfig, Name, SteadyLora, TimedSection
+from tether.settings.section import (
+    OFFLOAD,
+    Counts,
+    DataConfig,
+    EngineRows,
+    Name,
+    StageWork,
+    SteadyLora,
+    TimedSection,
+)
 from tether.settings.supervised import PairLossConfig
 from tether.settings.watch import WatchSection
 
@@ -101,38 +113,19 @@ class TaskConfig(Config):
     )
 
 
-TABLES = ("verifiable", "classifier", "function")
-"""The sources of reward that have a table of their own."""
-
-
-class RewardedSection(TimedSection):
+class RewardedSection(reward_tables()):
     """Keys of every stage whose answers a reward scores."""
 
-    reward_source: Literal[
-        "learned",
-        "process",
-        "verifiable",
-        "classifier",
-        "function",
-        "random",
-        "majority",
-    ] = Field(
-        default="learned",
-        description="the [reward] stage's model, the [process] stage's, checked answers, a "
-        "sequence classifier, your function; as controls no information, or agreement with "
-        "most answers to the prompt",
-    )
+    if TYPE_CHECKING:
+        reward_source: str = "learned"
+        verifiable: VerifiableConfig | None = None
+        function: FunctionConfig | None = None
+
     reward_model: Annotated[str | None, Needs("reward_source = 'learned'")] = Field(
         default=None,
         description="of 'learned': a run with a reward stage, or a reward model's folder; unset: "
         "this run's [reward]",
     )
-    verifiable: VerifiableConfig | None = Field(default=None, description="how answers are checked")
-    classifier: ClassifierConfig | None = Field(
-        default=None,
-        description="a sequence classifier as the reward",
-    )
-    function: FunctionConfig | None = Field(default=None, description="your own reward function")
     max_failed: float = Field(
         default=0.5,
         ge=0,
@@ -170,27 +163,30 @@ class RewardedSection(TimedSection):
     )
 
     @property
+    def reward_kind(self) -> RewardKind:
+        """The row of what scores."""
+        return REWARDS[self.reward_source]
+
+    @property
     def scorer(self) -> str | None:
-        return {"learned": "reward", "process": "process"}.get(self.reward_source)
+        return self.reward_kind.scorer
 
     @model_validator(mode="before")
     @classmethod
     def _named_by_its_table(cls, values: JsonValue) -> JsonValue:
-        """A table named `function`, `verifiable` or `classifier` says what scores: reward_source
-        need not repeat it.
-        """
-        tables = [
-            name for name in TABLES if isinstance(values, dict) and values.get(name) is not None
-        ]
+        """A table named after a reward says what scores: reward_source need not repeat it."""
+        if not isinstance(values, dict):
+            return values
+        tables = [name for name in REWARDS if values.get(name) is not None]
         return {"reward_source": tables[0], **values} if len(tables) == 1 else values
 
     def faults(self) -> Iterator[str]:
-        checked = {"verifiable": ("verifiable", "majority")}
-        for name in TABLES:
-            there = getattr(self, name) is not None
+        needed = "verifiable" if self.reward_source == "majority" else self.reward_source
+        for name in (name for name, kind in REWARDS.items() if kind.settings):
+            there = vars(self)[name] is not None
             if name == "verifiable" and there and self.reward_source == "random":
                 continue  # a control in the place of checked answers
-            if (self.reward_source in checked.get(name, (name,))) != there:
+            if (name == needed) != there:
                 yield (
                     f"reward_source = {name!r} and a table named {name} belong together: give "
                     "both or neither"
@@ -198,8 +194,8 @@ class RewardedSection(TimedSection):
                     else "reward_source = 'majority' compares checked answers: give a table named "
                     "verifiable, and no other"
                 )
-        programs = self.verifiable is not None and self.verifiable.kind == "code"
-        if self.reward_source == "majority" and programs:
+        compared = self.reward_source == "majority" and self.verifiable
+        if compared and compared.kind == "code":
             yield (
                 "reward_source = 'majority' compares answers, and two programs cannot be "
                 "compared: choose another control"
@@ -227,15 +223,13 @@ REASONING_GYM = (
 class OnlineSection(RewardedSection):
     """Keys of every stage that samples."""
 
+    online: ClassVar[bool] = True
     task: Annotated[
         TaskConfig | None,
         Needs("not data", REASONING_GYM),
         Needs("verifiable.kind = 'reasoning-gym'", REASONING_GYM),
     ] = Field(default=None, description="prompts of a reasoning-gym task")
-    lora: SteadyLora = Field(
-        default=LoraConfig(),
-        description="the adapter that learns; false trains the whole model",
-    )
+    lora: SteadyLora = LoraConfig()
     roles: Annotated[
         Literal["shared", "separate"],
         Needs(
@@ -254,8 +248,6 @@ class OnlineSection(RewardedSection):
     ] = Field(default=False, description=OFFLOAD)
     reward_servers: Annotated[
         RewardServersConfig | None,
-        Needs("reward_source != 'random'", ONE_REWARD),
-        Needs("reward_source != 'majority'", ONE_REWARD),
         Needs("not objectives", ONE_REWARD),
     ] = Field(
         default=None,
@@ -265,11 +257,7 @@ class OnlineSection(RewardedSection):
         default=EngineConfig(),
         description="what samples the answers: this process, or servers",
     )
-    engine_rows: int = Field(
-        default=64,
-        ge=1,
-        description="responses decoded at once; unset on a GPU: up to 256",
-    )
+    engine_rows: EngineRows = 64
     evaluate: EvaluateSection | None = Field(
         default=None,
         description="measure on held-out prompts along the way",
@@ -282,6 +270,26 @@ class OnlineSection(RewardedSection):
     @property
     def kind(self) -> type | None:
         return None if self.task is not None else Prompt if self.verifiable is None else Problem
+
+    @property
+    def measurement(self) -> EvaluateSection | None:
+        return self.evaluate
+
+    @property
+    def own_models(self) -> bool:
+        return self.roles == "separate"
+
+    def judges(self) -> Iterator[tuple[object, DataConfig | None]]:
+        if self.evaluate is not None:
+            yield self.evaluate.judge, self.evaluate.data or self.data
+
+    def work(self, counts: Counts) -> StageWork:
+        assert isinstance(self, SampledConfig)
+        steps, prompts = plural(self.steps, "step"), plural(self.prompts_per_step, "prompt")
+        answers = (
+            f"{plural(self.samples_per_prompt, 'answer')} × up to {self.max_new_tokens} tokens"
+        )
+        return StageWork(f"{steps} × {prompts} × {answers}", self.steps)
 
     def others(self) -> Iterator[DataConfig]:
         if self.evaluate is not None and self.evaluate.data is not None:
@@ -306,14 +314,15 @@ class OnlineSection(RewardedSection):
                 "reward_source = 'majority' needs answers that can disagree: set "
                 "samples_per_prompt = 3 or more"
             )
+        if self.evaluate and self.scorer != "reward":
+            yield from self.evaluate.kept_faults(self.reward_kind.parts, self.verifiable)
         yield from self._objective_faults()
         yield from self._prompt_faults()
         yield from self._server_faults()
 
     def _objective_faults(self) -> Iterator[str]:
-        if self.objectives is None:
-            return
-        held = any(objective.at_least is not None for objective in self.objectives.values())
+        objectives = (self.objectives or {}).values()
+        held = any(objective.at_least is not None for objective in objectives)
         if (
             held
             and self.evaluate is not None
@@ -327,6 +336,8 @@ class OnlineSection(RewardedSection):
     def _server_faults(self) -> Iterator[str]:
         if (servers := self.reward_servers) is None:
             return
+        if self.reward_kind.served is None:
+            yield f"reward_servers {ONE_REWARD}"
         if self.function is not None:
             if any(call.startswith(GIVEN) for call in self.function.calls):
                 yield (
@@ -398,11 +409,7 @@ class PolicySection(OnlineSection, PolicyConfig):
                 "use 'zero'"
             )
         per_token = self.reward_per_token and not self.objectives
-        if (
-            self.step_rewards
-            and self.reward_source not in ("process", "function")
-            and not per_token
-        ):
+        if self.step_rewards and not self.reward_kind.steps and not per_token:
             given = (
                 "a sum of objectives"
                 if self.objectives
@@ -422,6 +429,10 @@ class PolicySection(OnlineSection, PolicyConfig):
                 "value_init = 'reward' needs a critic and a learned reward model (reward_source "
                 "= 'learned')"
             )
+
+    @property
+    def ahead(self) -> int:
+        return self.max_staleness
 
 
 class PPOSection(PolicySection):

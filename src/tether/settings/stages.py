@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from tether.core.types import Json, Prompt
 from tether.settings.evaluation import EvaluationSection
 from tether.settings.pairs import PairsSection
 from tether.settings.reward import RewardSection
@@ -20,6 +21,7 @@ from tether.settings.sampling import (
 )
 from tether.settings.section import Section
 from tether.settings.supervised import DirectSection, KTOSection, ProcessSection, SFTSection
+from tether.settings.synonyms import METHODS
 
 Makes = Literal["sft", "reward", "direct", "policy", "rounds", "pairs", "verdict"]
 POLICIES: tuple[Makes, ...] = ("policy", "direct", "rounds")
@@ -36,9 +38,11 @@ class StageKind:
         makes: what a finished stage leaves; a report shows those that make the same in the same
             way.
         section: the class of the recipe's section.
-        method: the module with `train(section, context, rows, run)`, which trains and saves; a
+        method: the module with `train(job, rows, run, ranks)`, which trains and saves; a
             name, since settings load no torch.
         help: one line for the command line.
+        check: the function (job, the recipe's model) that looks for the stage's own faults before
+            the first stage begins, as `module:name`.
     """
 
     name: str
@@ -46,6 +50,7 @@ class StageKind:
     section: type[Section]
     method: str
     help: str
+    check: str = ""
 
     @property
     def answers(self) -> bool:
@@ -58,6 +63,11 @@ class StageKind:
         from.
         """
         return self.makes in POLICIES
+
+    @property
+    def share(self) -> int:
+        """Its part of a budget of the whole run: a policy's training has twice as much."""
+        return 1 + self.trains_policy
 
     @property
     def scores(self) -> bool:
@@ -93,92 +103,101 @@ _ROWS = (
         name="sft",
         makes="sft",
         section=SFTSection,
-        method="tether.methods.supervised",
+        method="tether.runner.methods.supervised",
         help="Fine-tune on demonstrations (SFT)",
     ),
     StageKind(
         name="pairs",
         makes="pairs",
         section=PairsSection,
-        method="tether.methods.pairs",
+        method="tether.runner.methods.pairs",
         help="Sample answers, choose pairs of them, and collect judgments",
+        check="tether.runner.methods.pairs:check_pairs",
     ),
     StageKind(
         name="reward",
         makes="reward",
         section=RewardSection,
-        method="tether.methods.reward",
+        method="tether.runner.methods.reward",
         help="Train a reward model on comparisons",
+        check="tether.runner.methods.reward:check_reward",
     ),
     StageKind(
         name="process",
         makes="reward",
         section=ProcessSection,
-        method="tether.methods.supervised",
+        method="tether.runner.methods.supervised",
         help="Train a reward model on judged steps of solutions (PRM, ORM)",
     ),
     StageKind(
         name="direct",
         makes="direct",
         section=DirectSection,
-        method="tether.methods.supervised",
+        method="tether.runner.methods.supervised",
         help="Train on comparisons without a reward model (DPO, IPO, ORPO, SimPO)",
     ),
     StageKind(
         name="kto",
         makes="direct",
         section=KTOSection,
-        method="tether.methods.supervised",
+        method="tether.runner.methods.supervised",
         help="Train on single answers marked good or bad (KTO)",
+        check="tether.runner.methods.supervised:check_verdicts",
     ),
     StageKind(
         name="ppo",
         makes="policy",
         section=PPOSection,
-        method="tether.methods.sampling",
+        method="tether.runner.methods.sampling",
         help="Raise the reward with a critic and a KL penalty (PPO)",
+        check="tether.runner.assembly.checks:check_online",
     ),
     StageKind(
         name="grpo",
         makes="policy",
         section=GRPOSection,
-        method="tether.methods.sampling",
+        method="tether.runner.methods.sampling",
         help="Raise the reward by comparing answers to one prompt, no critic (GRPO, DAPO)",
+        check="tether.runner.assembly.checks:check_online",
     ),
     StageKind(
         name="reinforce",
         makes="policy",
         section=ReinforceSection,
-        method="tether.methods.sampling",
+        method="tether.runner.methods.sampling",
         help="Raise the reward with the plain policy gradient (REINFORCE, RLOO)",
+        check="tether.runner.assembly.checks:check_online",
     ),
     StageKind(
         name="best_of_n",
         makes="policy",
         section=BestOfNSection,
-        method="tether.methods.sampling",
+        method="tether.runner.methods.sampling",
         help="Imitate the best of many answers, again and again (RAFT)",
+        check="tether.runner.assembly.checks:check_online",
     ),
     StageKind(
         name="online_direct",
         makes="policy",
         section=OnlineDirectSection,
-        method="tether.methods.sampling",
+        method="tether.runner.methods.sampling",
         help="DPO on the policy's own answers, ordered by the reward",
+        check="tether.runner.assembly.checks:check_online",
     ),
     StageKind(
         name="rounds",
         makes="rounds",
         section=RoundsSection,
-        method="tether.methods.rounds",
+        method="tether.runner.methods.rounds",
         help="Sample, make pairs, train on them, repeat (iterative DPO, SPIN)",
     ),
     StageKind(
         name="evaluate",
         makes="verdict",
         section=EvaluationSection,
-        method="tether.methods.evaluate",
+        method="tether.runner.methods.evaluate",
         help="Compare policies with the start model on held-out prompts",
+        check="tether.runner.methods.evaluate:check_evaluation",
     ),
 )
 STAGES = {kind.name: kind for kind in _ROWS}
@@ -188,3 +207,21 @@ STAGES = {kind.name: kind for kind in _ROWS}
 def making(*what: str) -> list[str]:
     """Names of the stages that make one of these."""
     return [name for name, kind in STAGES.items() if kind.makes in what]
+
+
+def method_stage(name: str) -> tuple[StageKind, Json]:
+    """The stage that a method is, and the keys that make it this method."""
+    if name in STAGES:
+        return STAGES[name], {}
+    section, key, value = METHODS[name]
+    return STAGES[section], {key: value}
+
+
+def by_place(name: str) -> list[str]:
+    """The arguments of a method that may go by place; a reward only where the caller chooses it."""
+    kind, fixed = method_stage(name)
+    fields, example = kind.section.model_fields, kind.section.model_construct(**fixed)
+    rows = "prompts" if example.kind is Prompt and "prompts" not in fields else "data"
+    scored = "reward_source" in fields and example.scorer is not None
+    rest = (("reward", scored), ("judge", "judge" in fields))
+    return ["model", rows, *(key for key, there in rest if there)]

@@ -9,10 +9,10 @@ from pydantic import Field
 
 from tether.core.types import Comparison, Demonstration, Feedback, StepLabels
 from tether.settings.config import Config
-from tether.settings.learner import Rates, ReferencedConfig, SupervisedConfig
+from tether.settings.learner import MicroBatchTokens, Rates, ReferencedConfig, SupervisedConfig
 from tether.settings.model import LoraConfig
 from tether.settings.needs import Needs
-from tether.settings.section import OFFLOAD, Lora, SteadyLora, TimedSection
+from tether.settings.section import OFFLOAD, OwnLora, RowsSection, SteadyLora
 
 REFERENCE_FREE = ("orpo", "simpo")
 """Direct losses without a reference model."""
@@ -82,11 +82,7 @@ class ProcessRewardConfig(SupervisedConfig):
         description="metadata column that names the problem, which is never split; empty: the prompt",
     )
     solutions_per_update: int = Field(default=16, ge=1, description="solutions an update")
-    micro_batch_tokens: int = Field(
-        default=2048,
-        ge=8,
-        description="padded size of a micro-batch; unset on a GPU: up to 8192",
-    )
+    micro_batch_tokens: MicroBatchTokens = 2048
     head_dropout: float = Field(
         default=0.0,
         ge=0,
@@ -179,11 +175,7 @@ class PairLossConfig(Config):
         ge=0,
         description="of the chosen responses; unset: 1 for orpo, else 0",
     )
-    micro_batch_tokens: int = Field(
-        default=2048,
-        ge=8,
-        description="padded size of a micro-batch; unset on a GPU: up to 8192",
-    )
+    micro_batch_tokens: MicroBatchTokens = 2048
 
     @property
     def needs_reference(self) -> bool:
@@ -251,27 +243,24 @@ class KTOConfig(ReferencedConfig):
         return {"desirable_weight": desirable, "undesirable_weight": undesirable}
 
 
-class SFTSection(TimedSection, SFTConfig):
+class SFTSection(RowsSection, SFTConfig):
     record: ClassVar[type] = Demonstration
-    lora: Lora = Field(
-        default=LoraConfig(),
-        description="the adapter that learns; false trains the whole model",
-    )
+    batch_key: ClassVar[str] = "batch_size"
+    lora: OwnLora = LoraConfig()
 
 
-class ProcessSection(TimedSection, ProcessRewardConfig):
+class ProcessSection(RowsSection, ProcessRewardConfig):
     record: ClassVar[type] = StepLabels
-    lora: Lora = Field(
-        default=LoraConfig(),
-        description="the adapter that learns; false trains the whole model",
-    )
+    scores: ClassVar[bool] = True
+    batch_key: ClassVar[str] = "solutions_per_update"
+    lora: OwnLora = LoraConfig()
 
     @property
     def further_columns(self) -> tuple[str, ...]:
         return tuple(filter(None, (self.label_column, self.problem_column)))
 
 
-class _OwnReference(TimedSection):
+class _OwnReference(RowsSection):
     """A stage that learns from rows against a reference, which is a model of its own where the
     policy is trained whole.
 
@@ -288,10 +277,12 @@ class _OwnReference(TimedSection):
     )
     offload: bool = Field(default=False, description=OFFLOAD)
 
+    @property
+    def own_models(self) -> bool:
+        return self.lora is False and self.needs_reference and not self.precomputed
+
     def faults(self) -> Iterator[str]:
-        if self.offload and (
-            self.lora is not False or not self.needs_reference or self.precomputed
-        ):
+        if self.offload and not self.own_models:
             yield (
                 "offload moves a reference of its own; there is one with lora = false and a "
                 "loss that asks it anew"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tether.core.types import Facts
 
-_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_ROWS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
 Advice = dict[str, dict[str, str]]
@@ -50,12 +50,19 @@ def did_you_mean(names: Sequence[str]) -> str:
 
 
 def alike(word: str, names: Iterable[str], *, most: int = 1, cutoff: float = 0.5) -> str:
-    """The same for the names that are written almost as `word`."""
-    return did_you_mean(difflib.get_close_matches(word, list(names), n=most, cutoff=cutoff))
+    """The same for the names that are written almost as `word`; of two that are equally near, the
+    one with its first letter.
+    """
+    nearest = [
+        (difflib.SequenceMatcher(None, name, word).ratio(), name[:1] == word[:1], name)
+        for name in names
+    ]
+    matches = sorted((one for one in nearest if one[0] >= cutoff), reverse=True)
+    return did_you_mean([name for *_, name in matches[:most]])
 
 
 METHODS: dict[str, tuple[str, str, str]] = {
-    name: (row[0], row[1], row[2]) for name, row in _TABLES["methods"].items()
+    name: (row[0], row[1], row[2]) for name, row in _ROWS["methods"].items()
 }
 """A method that is a value in a section of another name: the section, the key, the value."""
 
@@ -70,23 +77,23 @@ def shown_name(section: str, settings: Facts) -> str:
     return next(own, section)
 
 
-SECTIONS: dict[str, str] = _TABLES["sections"]
+SECTIONS: dict[str, str] = _ROWS["sections"]
 """Other names of a section, and of its command."""
-COMMANDS: dict[str, str] = _TABLES["commands"]
+COMMANDS: dict[str, str] = _ROWS["commands"]
 """Other names of a command."""
 KEYS = {
     word: tuple(targets.split())
-    for words, targets in _TABLES["keys"].items()
+    for words, targets in _ROWS["keys"].items()
     for word in words.split()
 }
 """Other names of a key: what it may be here, from its section or from the recipe's root, the first
 that is there.
 """
-NOTES = _by_word(_TABLES["notes"])
+NOTES = _by_word(_ROWS["notes"])
 """Words without a key, or whose values differ here, and the advice for each in its sections."""
-VALUES = _by_word(_TABLES["values"])
+VALUES = _by_word(_ROWS["values"])
 """Values of other libraries, and the advice for each by the key that has it."""
-TRAINERS: dict[str, str] = _TABLES["trainers"]
+TRAINERS: dict[str, str] = _ROWS["trainers"]
 """TRL's trainers in small letters, and the section of each."""
 
 
@@ -105,5 +112,5 @@ def trainers_section(name: str) -> str:
     return TRAINERS.get(name.lower().removesuffix("config").removesuffix("trainer") + "trainer", "")
 
 
-FOREIGN = _by_word(_TABLES["foreign"])
+FOREIGN = _by_word(_ROWS["foreign"])
 """Arguments of TRL's trainers, and what they are here, in which section."""

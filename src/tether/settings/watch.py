@@ -14,14 +14,16 @@ from tether.core.types import JsonValue
 from tether.settings.config import Config
 from tether.settings.synonyms import alike
 
-DETECTOR_ROWS = tomllib.loads(
+CHECK_ROWS = tomllib.loads(
     Path(__file__).with_name("detectors.toml").read_text(encoding="utf-8"),
 )
-"""By the name of a detector: its threshold, message and advice."""
+"""By the name of a check on the steps of a run: its threshold, message and advice."""
+DETECTOR_ROWS = {name: row for name, row in CHECK_ROWS.items() if "severity" not in row}
+"""Those that are asked while a run trains. The others wait for its log, and tell of its set-up."""
 
 
 class WatchConfig(Config):
-    """Settings of a watch: the steps that it compares, and how sure it must be."""
+    """Settings of a watch: the steps that it compares, and where alarms begin and end."""
 
     baseline: int = Field(
         default=3,
@@ -32,16 +34,6 @@ class WatchConfig(Config):
         default=3,
         ge=3,
         description="last steps that are judged together, by their median",
-    )
-    min_texts: int = Field(
-        default=24,
-        ge=4,
-        description="texts in a window, which grows to hold them; also in the baseline",
-    )
-    confidence: float = Field(
-        default=3.0,
-        gt=0,
-        description="standard errors by which a measure on texts must differ",
     )
     release: float = Field(
         default=0.8,

@@ -22,11 +22,11 @@ from tether.core.protocols import Engine, RewardSource
 from tether.core.types import Json, Prompt, Rollout, Score
 from tether.data.batches import TokenBatch, batches_for
 from tether.data.chat import ChatEncoder, Encoded
-from tether.learner.local import LocalLearner
-from tether.learner.loop import epoch_order, split_evenly
-from tether.learner.ranks import ALONE, Ranks
 from tether.models.trunk import Role
 from tether.settings.sampling import BestOfNConfig
+from tether.stages.learner.local import LocalLearner
+from tether.stages.learner.loop import epoch_order, split_evenly
+from tether.stages.learner.ranks import ALONE, Ranks
 from tether.stages.reference import whole_logprobs
 from tether.stages.rollouts import Clock, Step, penalised_scores, sample_and_score, sample_metrics
 from tether.stages.supervised import Update, accumulate

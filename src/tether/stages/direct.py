@@ -18,15 +18,23 @@ from torch import Tensor
 
 from tether.algorithms import preference_losses as losses
 from tether.algorithms.transfer import to_device
+from tether.core.protocols import Progress
 from tether.core.rundir import RunDirectory
 from tether.core.types import Comparison, Json
 from tether.data.chat import ChatEncoder
-from tether.data.prepare import Ranking, Split, encode_comparisons, pairs_of, prepare, sequences_of
+from tether.data.prepare import (
+    Ranking,
+    Split,
+    encode_comparisons,
+    encoded_split,
+    pairs_of,
+    sequences_of,
+)
 from tether.evaluation.winrate import pairwise_accuracy, share_in_order
-from tether.learner.loop import Progress, plan_updates
-from tether.learner.ranks import ALONE, Ranks
 from tether.models.trunk import Role
 from tether.settings.supervised import DirectConfig, PairLossConfig
+from tether.stages.learner.loop import plan_updates
+from tether.stages.learner.ranks import ALONE, Ranks
 from tether.stages.reference import Likelihoods
 from tether.stages.supervised import SupervisedLoop, Update, accumulate, heldout
 
@@ -183,7 +191,13 @@ class Direct:
             option=option,
             one_turn=True,
         )
-        split = prepare(comparisons, encode, config.heldout_fraction, config.seed, "comparisons")
+        split = encoded_split(
+            comparisons,
+            encode,
+            config.heldout_fraction,
+            config.seed,
+            "comparisons",
+        )
         return {**self.fit(split, run, progress), "skipped": split.skipped}
 
     def fit(

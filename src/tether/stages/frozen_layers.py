@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tether.core.errors import ConfigError
 from tether.data.batches import TokenBatch, batches_for
 from tether.data.chat import Encoded
 from tether.models.trunk import Role
@@ -30,9 +29,6 @@ class FrozenStates:
 
     Args:
         gigabytes: what they may take.
-
-    Raises:
-        ConfigError: every layer learns.
     """
 
     def __init__(
@@ -45,11 +41,7 @@ class FrozenStates:
     ) -> None:
         distinct = list({s.ids: s for s in sequences}.values())
         dtype = next(role.model.parameters()).dtype
-        if not role.common_depth:
-            raise ConfigError(
-                f"{OPTION} keeps what the layers below the first adapter compute, and there are "
-                f"none. Set lora.last_layers, or leave {OPTION} out",
-            )
+        assert role.common_depth, "build.checks has found layers below the first adapter"
         dim, total = role.causal_model.config.get_text_config().hidden_size, sum(map(len, distinct))
         needed = total * dim * dtype.itemsize / 1e9
         self.states: dict[tuple[int, ...], Tensor] = {}

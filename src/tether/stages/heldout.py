@@ -7,12 +7,12 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-import shutil
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tether.core.errors import ConfigError, DataError
+from tether.core.keeping import remove
 from tether.core.rundir import RunDirectory, read_jsonl
 from tether.core.types import Json, Prompt
 from tether.evaluation.best_of_n import over_best_of_n
@@ -28,9 +28,9 @@ from tether.evaluation.peaks import (
 )
 from tether.evaluation.suite import MeasuredPolicy, Moment, Record, Suite
 from tether.evaluation.winrate import before_and_after, mean_estimate
-from tether.learner.checkpoint import complete_checkpoints, load_checkpoint, save_checkpoint
-from tether.learner.local import LocalLearner
 from tether.settings.evaluation import EvaluateConfig
+from tether.stages.learner.checkpoint import complete_checkpoints, load_checkpoint, save_checkpoint
+from tether.stages.learner.local import LocalLearner
 
 _log = logging.getLogger(__name__)
 SEED = 7919
@@ -155,7 +155,13 @@ class HeldOut:
             for key, column in records[name]["rows"].items()
         }
         if self.learner is not None:
-            self._check_figure(records, columns)
+            _, evaluator, figure = self.config.kept_figure
+            own = columns if evaluator in COLUMNS else records[evaluator]["figures"]
+            if figure not in own and without_none(columns["score"]):
+                raise ConfigError(
+                    f"evaluate.keep_by = {self.config.keep_by!r}: {evaluator} has no figure "
+                    f"{figure!r}. Figures: {', '.join(own)}",
+                )
             if best_step(self._choice({**self.run.held_out(), step: columns})) == step:
                 self._keep(step, self.learner)
         lengths = _lengths(records["held_out"])
@@ -178,20 +184,10 @@ class HeldOut:
         }
         if premises:
             metrics["sycophancy/start"] = min(self._premises().items())[1]["shift"]["value"]
+            low, high = (premises["figures"]["shift"][end] for end in ("low", "high"))
+            if low is not None and high is not None:
+                metrics["sycophancy/error"] = (high - low) / 3.92
         return {**metrics, **(self._sharpening(lengths["entropy"], columns) if step else {})}
-
-    def _check_figure(self, records: Mapping[str, Record], columns: Mapping[str, Scores]) -> None:
-        _, evaluator, figure = self.config.kept_figure
-        key = f"evaluate.keep_by = {self.config.keep_by!r}"
-        if evaluator not in records:
-            raise ConfigError(
-                f"{key}: nothing measures {evaluator} here. Measured are: {', '.join(records)}",
-            )
-        measured = columns if evaluator in COLUMNS else records[evaluator]["figures"]
-        if figure not in measured and without_none(columns["score"]):
-            raise ConfigError(
-                f"{key}: {evaluator} has no figure {figure!r}. Figures: {', '.join(measured)}",
-            )
 
     def _choice(self, measured: Measured) -> dict[int, dict[str, Scores]]:
         """By step the numbers by whose mean the best weights are chosen, high ones being good."""
@@ -234,7 +230,7 @@ class HeldOut:
         """
         for stale in complete_checkpoints(self.run.path / "best"):
             if int(stale.name.removeprefix("step-")) >= step:
-                shutil.rmtree(stale)
+                remove(stale)
         tensors = {str(i): p for i, p in enumerate(learner.parameters)}
         save_checkpoint(self.run.path / "best", step, tensors, {}, keep=1_000_000)
 
@@ -280,7 +276,7 @@ class HeldOut:
         self.learner.put(tensors[str(index)] for index in range(len(tensors)))
         for other in complete_checkpoints(best.parent):
             if other != best:
-                shutil.rmtree(other)
+                remove(other)
 
     def summary(self) -> Json:
         """Score and parts at the first and the last measurement, and the gain on the same prompts,

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from tether.algorithms.preference_losses import kto_loss
 from tether.algorithms.transfer import to_device
+from tether.core.protocols import Progress
 from tether.core.rundir import RunDirectory
 from tether.core.types import Feedback, Json
 from tether.data.batches import cut_batches
@@ -34,10 +35,10 @@ from tether.data.prepare import (
     sequences_of,
     verdicts_of,
 )
-from tether.learner.loop import Progress, plan_updates
-from tether.learner.ranks import ALONE, Ranks
 from tether.models.trunk import Role
 from tether.settings.supervised import KTOConfig
+from tether.stages.learner.loop import plan_updates
+from tether.stages.learner.ranks import ALONE, Ranks
 from tether.stages.reference import Likelihoods
 from tether.stages.supervised import SupervisedLoop, Update, heldout, measure
 

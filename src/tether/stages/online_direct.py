@@ -18,11 +18,11 @@ from tether.core.protocols import Engine, RewardSource
 from tether.core.types import Json, Prompt, Rollout, Score
 from tether.data.chat import ChatEncoder
 from tether.data.prepare import Ranking
-from tether.learner.local import LocalLearner
-from tether.learner.ranks import ALONE, Ranks
 from tether.models.trunk import Role
 from tether.settings.sampling import OnlineDirectConfig
 from tether.stages.direct import PairLoss
+from tether.stages.learner.local import LocalLearner
+from tether.stages.learner.ranks import ALONE, Ranks
 from tether.stages.reference import Likelihoods
 from tether.stages.rollouts import Clock, Step, penalised_scores, sample_and_score, sample_metrics
 from tether.stages.supervised import accumulate

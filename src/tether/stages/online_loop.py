@@ -15,6 +15,7 @@ from tether.core.protocols import (
     Engine,
     Monitor,
     OrderingEngine,
+    Progress,
     RewardSource,
     Stateful,
     doing,
@@ -25,10 +26,10 @@ from tether.core.stopping import Stopping
 from tether.core.types import Facts, Json, Prompt, Rollout
 from tether.core.watchdog import Watchdog
 from tether.data.chat import ChatEncoder
-from tether.learner.checkpoint import Checkpoints
-from tether.learner.local import LocalLearner
-from tether.learner.loop import Progress, draws_schedule, endless, go_on_within, replayable
 from tether.settings.policy import SampledConfig
+from tether.stages.learner.checkpoint import Checkpoints
+from tether.stages.learner.local import LocalLearner
+from tether.stages.learner.loop import draws_schedule, endless, go_on_within, replayable
 from tether.stages.rollouts import Experience, Step
 from tether.stages.token_numbers import token_rows
 from tether.stats import Trend, trend

@@ -28,11 +28,11 @@ from tether.core.protocols import Engine, RewardSource
 from tether.core.types import Facts, Json, Prompt, Rollout, Score
 from tether.data.batches import TokenBatch
 from tether.data.chat import ChatEncoder
-from tether.learner.local import LocalLearner
-from tether.learner.loop import epoch_order
-from tether.learner.ranks import ALONE, Ranks
 from tether.models.trunk import Role
 from tether.settings.policy import PolicyConfig
+from tether.stages.learner.local import LocalLearner
+from tether.stages.learner.loop import epoch_order
+from tether.stages.learner.ranks import ALONE, Ranks
 from tether.stages.reward_shaping import RewardShaping
 from tether.stages.rollouts import (
     Clock,
@@ -370,8 +370,9 @@ class PolicyGradient:
         """Several epochs over the same rollouts: an optimizer step a minibatch, their order new in
         every epoch.
 
-        A minibatch in which nothing counts takes no step. "policy/updates" counts the optimizer
-        steps, also those that the learner left out because a number was not finite. Beyond
+        A minibatch in which nothing counts or nothing is to be learned takes no step.
+        "policy/updates" counts the optimizer steps, also those that the learner left out because a
+        number was not finite. Beyond
         `target_kl` none is taken, and the epochs end.
 
         Raises:

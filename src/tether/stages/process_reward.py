@@ -17,6 +17,7 @@ from torch.nn.functional import one_hot
 
 from tether.algorithms.process import right_probabilities, step_cross_entropy
 from tether.core.errors import DataError
+from tether.core.protocols import Progress
 from tether.core.rundir import RunDirectory, write_json
 from tether.core.types import Json, StepLabels
 from tether.data.batches import batches_for, cut_batches, make_batch
@@ -25,10 +26,10 @@ from tether.data.prepare import Split, warn_without_held_out
 from tether.data.sources import split_by_group
 from tether.data.steps import Solution, StepEncoder, encode_solutions, step_states
 from tether.evaluation.process import compare_with_chance
-from tether.learner.loop import Progress, plan_updates
-from tether.learner.ranks import ALONE, Ranks
 from tether.models.trunk import Role
 from tether.settings.supervised import ProcessRewardConfig
+from tether.stages.learner.loop import plan_updates
+from tether.stages.learner.ranks import ALONE, Ranks
 from tether.stages.supervised import SupervisedLoop, Update, measure
 
 

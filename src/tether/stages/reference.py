@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tether.core.digest import digest
 from tether.core.errors import RunError
-from tether.core.rundir import whole_file
+from tether.core.keeping import durable
 from tether.data.batches import TokenBatch, batches_for, make_batch
 from tether.data.chat import ChatEncoder, Encoded
 from tether.data.prepare import GatheredT, cut_rankings
@@ -82,8 +82,8 @@ class Likelihoods:
                 self.micro_batch_tokens,
                 self.temperature,
             )
-            with whole_file(path) as temporary:
-                save_file({"logprobs": values}, temporary, metadata={MADE_OF: json.dumps(key)})
+            with durable(path) as unfinished:
+                save_file({"logprobs": values}, unfinished, metadata={MADE_OF: json.dumps(key)})
         self.reference, self.table = None, dict(zip(distinct, values.tolist(), strict=True))
 
     def without_dropout(self) -> None:

@@ -21,7 +21,7 @@ from tether.algorithms.preference_losses import (
 from tether.algorithms.reward_ensembles import combine_members, spread_of_members
 from tether.algorithms.transfer import to_device
 from tether.core.errors import TrainingError
-from tether.core.protocols import now_doing
+from tether.core.protocols import Progress, now_doing
 from tether.core.rundir import RunDirectory
 from tether.core.types import Comparison, Json
 from tether.data.batches import make_batch
@@ -33,19 +33,19 @@ from tether.data.prepare import (
     by_votes,
     cut_rankings,
     encode_comparisons,
+    encoded_split,
     pairs_of,
-    prepare,
     sequences_of,
 )
 from tether.evaluation.calibration import expected_calibration_error, reliability_curve
 from tether.evaluation.winrate import correlation, pairwise_accuracy, share_in_order
-from tether.learner.loop import Progress, plan_updates
-from tether.learner.ranks import ALONE, Ranks
 from tether.models.heads import ScalarHead
 from tether.models.trunk import Role
 from tether.settings.reward import RewardConfig
 from tether.settings.rewards import Combine
 from tether.stages.frozen_layers import FrozenStates
+from tether.stages.learner.loop import plan_updates
+from tether.stages.learner.ranks import ALONE, Ranks
 from tether.stages.supervised import SupervisedLoop, Update
 
 CENTERED = 32
@@ -234,7 +234,7 @@ class RewardModeling:
     def split(self, comparisons: Sequence[Comparison]) -> Split[Ranking]:
         """Comparisons encoded and parted by prompt; the same for every order of training."""
         rows = by_votes(comparisons) if self.config.labels == "votes" else comparisons
-        return prepare(
+        return encoded_split(
             rows,
             self.rankings,
             self.config.heldout_fraction,

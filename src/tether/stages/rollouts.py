@@ -23,8 +23,8 @@ from tether.core.protocols import Engine, RewardSource, count_of, now_doing
 from tether.core.types import Prompt, Rollout, Score
 from tether.data.batches import cut_batches, make_batch
 from tether.data.chat import ChatEncoder
-from tether.learner.ranks import ALONE, Ranks
 from tether.settings.policy import SampledConfig
+from tether.stages.learner.ranks import ALONE, Ranks
 
 T = TypeVar("T")
 

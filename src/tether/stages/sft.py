@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from tether.algorithms.preference_losses import negative_log_likelihood
-from tether.core.protocols import now_doing
+from tether.core.protocols import Progress, now_doing
 from tether.core.rundir import RunDirectory
 from tether.core.types import Demonstration, Json
 from tether.data.batches import TokenBatch, document_length, documents_of, make_batch, pack
 from tether.data.chat import ChatEncoder, Encoded
-from tether.data.prepare import Encoding, encode_rows, limit_of, prepare, within
-from tether.learner.loop import Progress, plan_updates
-from tether.learner.ranks import ALONE, Ranks
+from tether.data.prepare import Encoding, encode_rows, encoded_split, limit_of, within
 from tether.models.trunk import Role
 from tether.settings.supervised import SFTConfig
+from tether.stages.learner.loop import plan_updates
+from tether.stages.learner.ranks import ALONE, Ranks
 from tether.stages.supervised import SupervisedLoop, Update, evaluating
 
 
@@ -107,7 +107,7 @@ class SFT:
             DataError: no demonstration can be used.
         """
         start, config = time.perf_counter(), self.config
-        split = prepare(
+        split = encoded_split(
             demonstrations,
             self._encode,
             config.heldout_fraction,

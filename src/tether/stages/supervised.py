@@ -17,20 +17,20 @@ from torch import Tensor
 
 from tether.core.budget import BUDGET, time_limit
 from tether.core.errors import TrainingError
-from tether.core.protocols import doing, now_doing
+from tether.core.protocols import Progress, doing, now_doing
 from tether.core.records import note_records, report_beginning, report_changes
 from tether.core.rundir import RunDirectory
 from tether.core.stopping import Stopping
 from tether.core.types import Facts, Json
 from tether.core.watchdog import Watchdog
 from tether.data.prepare import Split
-from tether.learner.checkpoint import Checkpoints, numbered, unnumbered
-from tether.learner.local import LocalLearner
-from tether.learner.loop import Progress, draws_schedule, go_on_within, replayable
-from tether.learner.ranks import Ranks
 from tether.models.sharded import cut, local
 from tether.models.trunk import Role
 from tether.settings.learner import SupervisedConfig
+from tether.stages.learner.checkpoint import Checkpoints, numbered, unnumbered
+from tether.stages.learner.local import LocalLearner
+from tether.stages.learner.loop import draws_schedule, go_on_within, replayable
+from tether.stages.learner.ranks import Ranks
 
 HEADLINE = "loss", "accuracy"
 """Figures of an evaluation that are shown beside an update's metrics."""
@@ -178,6 +178,8 @@ class SupervisedLoop:
             ranks=self.objective.ranks,
         )
         self.every, self.made = config.evaluate_every if self.split.test else 0, 0
+        self.tail = len(self.split.test) / max(1, len(self.plan[0]))
+        """Updates that learn from as many rows as are held out."""
 
     def summary(self, start: float) -> Json:
         """Entries that the summaries of all stages on rows share.
@@ -229,6 +231,8 @@ class SupervisedLoop:
                     self.run.log(metrics, number)
                 elif evaluated:  # an update that was left out has no loss
                     self.run.log(evaluated, number)
+                # reading held-out rows takes no longer than to learn from as many
+                limit.reserve = (1 + self.tail) * (limit.pace.step or metrics["time/step"])
                 drawn = draws_schedule(limit, self.learner, number, self.run)
                 due = drawn or last or number % self.config.checkpoint_every == 0
                 if due or ranks.once(lambda: stopping.to_save):

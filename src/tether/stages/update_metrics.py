@@ -14,10 +14,12 @@ LARGEST_FIRST_DEVIATION = 0.2
 
 
 class UpdateMetrics:
-    """Collects what every update measures; `made` counts the updates."""
+    """Collects what every minibatch measures; `made` counts the updates: a gradient of 0 makes
+    none.
+    """
 
     def __init__(self) -> None:
-        self.made = self.epochs = 0
+        self.made = self.passes = self.epochs = 0
         self.totals = defaultdict[str, float](float)
         self.ratio_max, self.ratio_min, self.first_deviation = 1.0, 1.0, 0.0
         self.last = {"grad_norm": 0.0, "learning_rate": 0.0}
@@ -28,7 +30,7 @@ class UpdateMetrics:
         stepped: Mapping[str, float],
         epoch: int,
     ) -> None:
-        """Count one update.
+        """Count one minibatch.
 
         Args:
             measured: the numbers of its micro-batches; all but the ratios add up.
@@ -37,16 +39,17 @@ class UpdateMetrics:
         high = max(numbers.pop("policy/ratio_max") for numbers in measured)
         low = min(numbers.pop("policy/ratio_min") for numbers in measured)
         self.ratio_max, self.ratio_min = max(self.ratio_max, high), min(self.ratio_min, low)
-        if not self.made:
+        if not self.passes:
             self.first_deviation = max(high - 1, 1 - low)
         for numbers in measured:
             for key, value in numbers.items():
                 self.totals[key] += value
         self.last |= stepped
-        self.made, self.epochs = self.made + 1, epoch + 1
+        self.made += stepped["grad_norm"] != 0
+        self.passes, self.epochs = self.passes + 1, epoch + 1
 
     def means(self) -> dict[str, float]:
-        """The metrics of all updates.
+        """The metrics of all minibatches.
 
         Raises:
             TrainingError: old and new log-probabilities disagree before any update.
@@ -57,7 +60,7 @@ class UpdateMetrics:
                 "log-probabilities disagree",
             )
         return {
-            **{key: value / self.made for key, value in self.totals.items()},
+            **{key: value / self.passes for key, value in self.totals.items()},
             **self.last,
             "policy/ratio_max": self.ratio_max,
             "policy/ratio_min": self.ratio_min,

@@ -19,6 +19,8 @@ from tether.stats.counts import few_interval as few_interval
 from tether.stats.estimates import TOO_FEW as TOO_FEW
 from tether.stats.estimates import Estimate as Estimate
 from tether.stats.estimates import EstimateFields as EstimateFields
+from tether.stats.estimates import shown_difference as shown_difference
+from tether.stats.estimates import side as side
 from tether.stats.estimates import without_interval as without_interval
 from tether.stats.groups import Array as Array
 from tether.stats.groups import Influence as Influence
@@ -27,7 +29,7 @@ from tether.stats.groups import in_accord as in_accord
 from tether.stats.groups import jackknife as jackknife
 from tether.stats.means import grouped_mean as grouped_mean
 from tether.stats.means import mean_interval as mean_interval
-from tether.stats.means import normal_mean as normal_mean
+from tether.stats.means import mean_of_runs as mean_of_runs
 from tether.stats.peaks import peak as peak
 from tether.stats.shares import grouped_balance as grouped_balance
 from tether.stats.shares import grouped_share as grouped_share

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, NotRequired, TypedDict
+from typing import Literal, NamedTuple, NotRequired, TypedDict
 
 TOO_FEW = "too few"
 """The words that replace an interval; a reason begins with them."""
@@ -47,3 +47,25 @@ def without_interval(value: float, count: int, why: str) -> Estimate:
     little of.
     """
     return Estimate(value, -math.inf, math.inf, count, f"{TOO_FEW} {why}")
+
+
+def side(value: Estimate | None, point: float) -> int:
+    """+1 where the interval lies above `point`, -1 below it, 0 where it holds the point or is
+    unknown.
+    """
+    return 0 if value is None else (value.low > point) - (value.high < point)
+
+
+def shown_difference(
+    wins: Estimate | None,
+    gain: Estimate | None,
+    even: float = 0.5,
+) -> Literal["better", "worse", "higher", "lower", "undecided"]:
+    """The difference that is shown. The win rate decides, in which `even` is no difference. Where
+    it shows none, the mean score may still be `higher` or `lower`.
+    """
+    if won := side(wins, even):
+        return "better" if won > 0 else "worse"
+    if moved := side(gain, 0):
+        return "higher" if moved > 0 else "lower"
+    return "undecided"

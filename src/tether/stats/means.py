@@ -71,27 +71,47 @@ def grouped_mean(
     return Estimate(value, *mean_interval(value, influence, confidence), count)
 
 
-FEWEST_NORMAL = 3
-"""Observations from which on the interval of `normal_mean` is no wider than it can be of use."""
+FEWEST_SEEDS = 3
+"""Runs from which on the interval of `mean_of_runs` is no wider than it can be of use."""
 
 
-def normal_mean(values: Sequence[float], confidence: float = 0.95) -> Estimate:
-    """Estimate the mean of few observations that are nearly normal: results of several seeds, each
-    of which is a mean of many answers.
+def mean_of_runs(
+    runs: Sequence[Estimate],
+    over_prompts: Estimate | None = None,
+) -> tuple[Estimate, float]:
+    """Estimate the mean of several seeds whose runs have prompts, and perhaps a start, in common.
 
-    Equation: Student's interval, ``mean ± t s / √n`` with n − 1 degrees of freedom.
-    Assumes: the observations are independent and normal; it holds its level from two on.
+    Equation: ``mean ± t √(e² + s²/S)`` with the deviation s of S runs and the error e that all
+    share, which is that of `over_prompts`. Without one, e is the largest error of a run's own
+    interval, and at least s. A shared start errs about as much as an end. With the part v of s, t
+    has ``(S − 1) (e² + s²/S) / v`` degrees of freedom, the second result.
+    Args: ``over_prompts`` is the mean of all runs with its interval over prompts.
+    Paper: crossed groups: Cameron, Gelbach and Miller 2011, https://doi.org/10.1198/jbes.2010.07136.
+    Trap: without `over_prompts` the interval is too wide where runs share little.
     """
-    observed = np.asarray(values, dtype=float)
-    value = float(observed.mean())
-    count = len(observed)
-    if count < FEWEST_NORMAL:
-        return without_interval(value, count, f"values: {count}, and {FEWEST_NORMAL} are needed")
-    error = float(observed.std(ddof=1)) / math.sqrt(count)
-    if not math.isfinite(error) or error <= 1e-12 * abs(value):
-        return without_interval(value, count, f"values differ: all {count} are alike")
-    reach = student(count - 1, confidence) * error
-    return Estimate(value, value - reach, value + reach, count)
+    values = np.array([run.value for run in runs])
+    value = float(values.mean())
+    count = len(runs)
+    if count < FEWEST_SEEDS:
+        why = f"values: {count}, and {FEWEST_SEEDS} are needed"
+        return without_interval(value, count, why), 1.0
+    variance = float(values.var(ddof=1)) if np.ptp(values) > 1e-12 * abs(value) else 0.0
+    shared = [over_prompts] if over_prompts else runs
+    reach = max((max(one.high - one.value, one.value - one.low) for one in shared), key=_known)
+    if math.isinf(reach):
+        return without_interval(value, count, "prompts in a run"), 1.0
+    own = (_known(reach) / student(math.inf, 0.95)) ** 2
+    seen = variance / count + (0.0 if over_prompts else max(variance - own, 0.0))
+    if not own + seen:
+        return without_interval(value, count, f"values differ: all {count} are alike"), 1.0
+    freedom = (count - 1) * (own + seen) / seen if seen else math.inf
+    reach = student(freedom, 0.95) * math.sqrt(own + seen)
+    return Estimate(value, value - reach, value + reach, count), freedom
+
+
+def _known(reach: float) -> float:
+    """0 for a bound that was not recorded."""
+    return 0.0 if math.isnan(reach) else reach
 
 
 def _levels(

@@ -1,7 +1,8 @@
-"""A mean from few judgments by people and many by a machine, whose error the few correct."""
+"""A win rate from few judgments by people and many by a machine, whose error the few correct."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
@@ -10,7 +11,8 @@ from numpy.typing import NDArray
 
 from tether.stats.estimates import Estimate
 from tether.stats.groups import FEWEST_UNLIKE, Array, group_indices, jackknife, unlike
-from tether.stats.means import FEWEST_GROUPS, grouped_mean, mean_interval
+from tether.stats.means import FEWEST_GROUPS, grouped_mean
+from tether.stats.shares import share_interval
 
 Groups = Sequence[Hashable]
 
@@ -29,99 +31,65 @@ class _Sums(NamedTuple):
 
 
 class PredictionPowered(NamedTuple):
-    """The corrected mean, the mean of people's judgments alone, and λ, the weight of the machine.
+    """The corrected win rate, that of people's judgments alone, and λ, the weight of the machine.
 
-    `estimate.count` is the number of people's judgments, `machine` that of items which only the
-    machine judged. With a weight of 0 both estimates are the same.
+    The estimates count people's judgments. With a weight of 0 both are the same.
     """
 
     estimate: Estimate
     human_only: Estimate
     weight: float
-    machine: int
-
-
-def prediction_powered_mean(
-    human: Sequence[float | None],
-    machine: Sequence[float],
-    groups: Groups | None = None,
-    *,
-    bounds: tuple[float, float] | None = None,
-    confidence: float = 0.95,
-) -> PredictionPowered:
-    """Estimate the mean of people's judgments of all items from those of some.
-
-    Equation: ``θ = mean(y_i − λ f_i) + λ mean(f_j)`` over the n items with a judgment y and the N
-        without; ``λ = cov(y, f) / ((1 + n/N) var f)``, held in [0, 1], has the least variance.
-    Paper: Angelopoulos et al. 2023, https://arxiv.org/abs/2301.09633; λ: Angelopoulos, Duchi and
-        Zrnic 2023, https://arxiv.org/abs/2311.01453.
-    Shapes: one entry an item; ``human`` is None for an item without a person's judgment,
-        ``machine`` judges every item. ``groups`` names the prompt of each item.
-    Interval: `stats.mean_interval` with a jackknife over groups that chooses λ anew each time.
-    Raises: ``ValueError`` when lengths differ, a number is NaN, or people judged nothing.
-    Trap: items that people judge must be drawn at random from all. Where people and machine differ
-        in fewer than four groups λ is 0: nothing shows how rare differences are.
-    """
-    labels, judged = _columns(human, machine, groups)
-    predictions = np.asarray(machine, dtype=np.float64)
-    owner = np.arange(len(predictions)) if groups is None else group_indices(groups)
-    own = None if groups is None else [groups[i] for i in np.flatnonzero(judged).tolist()]
-    alone = grouped_mean(labels[judged], own, bounds=_differing(bounds), confidence=confidence)
-    sums = _group_sums(labels, predictions, judged, owner)
-    value, weight = _corrected(sums.sum(0)[None])
-    gaps = labels[judged] - predictions[judged]
-    numbers = np.unique(owner[judged], return_inverse=True)[1]
-    means = np.bincount(numbers, weights=gaps) / np.bincount(numbers)
-    if len(means) < FEWEST_GROUPS or unlike(means.round(12)) < FEWEST_UNLIKE or not weight[0]:
-        return PredictionPowered(alone, alone, 0.0, int((~judged).sum()))
-    bounded = bounds is not None or bool(np.isin(labels[judged], (0.0, 1.0)).all())
-    without, _ = _corrected(sums.sum(0) - sums)
-    influence = jackknife(without, sums[:, 0] + sums[:, 5])
-    low, high = mean_interval(float(value[0]), influence, confidence, skewed=not bounded)
-    least, most = bounds or (-np.inf, np.inf)
-    estimate = Estimate(float(value[0]), max(low, least), min(high, most), len(labels[judged]))
-    return PredictionPowered(estimate, alone, float(weight[0]), int((~judged).sum()))
 
 
 def prediction_powered_win_rate(
     human: Sequence[float | None],
     machine: Sequence[float],
     groups: Groups | None = None,
-    *,
-    confidence: float = 0.95,
 ) -> PredictionPowered:
-    """Estimate the share of comparisons that one side wins in people's eyes.
+    """Estimate the share of all comparisons that one side wins in people's eyes, from people's
+    judgments of some.
 
-    Equation, shapes: as `prediction_powered_mean`; 1 is a win, ½ a draw, 0 a loss, and the machine
-        may give a probability.
-    Raises: ``ValueError`` also when a number lies outside of [0, 1].
+    Equation: ``θ = mean(y_i − λ f_i) + λ mean(f_j)`` over the n items with a judgment y and the N
+        without; ``λ = cov(y, f) / ((1 + n/N) var f)``, held in [0, 1], has the least variance.
+    Paper: Angelopoulos et al. 2023, https://arxiv.org/abs/2301.09633; λ: Angelopoulos, Duchi and
+        Zrnic 2023, https://arxiv.org/abs/2311.01453.
+    Shapes: one entry an item, 1 a win, ½ a draw, 0 a loss, or a probability; ``human`` is None for
+        an item without a person's judgment, ``machine`` judges every item. ``groups`` names the
+        prompt of each item.
+    Interval: `stats.share_interval` with a jackknife over groups that chooses λ anew each time.
+    Raises: ``ValueError`` when people judged nothing.
+    Trap: items that people judge must be drawn at random from all. Where people and machine differ
+        in fewer than four groups λ is 0: nothing shows how rare differences are.
     """
-    numbers = [*machine, *(label for label in human if label is not None)]
-    if not all(0 <= number <= 1 for number in numbers):
-        raise ValueError("a win is 1, a draw ½, a loss 0, and a probability lies between")
-    return prediction_powered_mean(human, machine, groups, bounds=(0.0, 1.0), confidence=confidence)
-
-
-def _differing(bounds: tuple[float, float] | None) -> tuple[float, float] | None:
-    """Bounds as `grouped_mean` takes them: those of 0 and 1 follow from the values."""
-    return None if bounds == (0.0, 1.0) else bounds
+    labels, judged = _columns(human, machine)
+    predictions = np.asarray(machine, dtype=np.float64)
+    owner = np.arange(len(predictions)) if groups is None else group_indices(groups)
+    own = None if groups is None else [groups[i] for i in np.flatnonzero(judged).tolist()]
+    alone = grouped_mean(labels[judged], own)
+    sums = _group_sums(labels, predictions, judged, owner)
+    value, weight = _corrected(sums.sum(0)[None])
+    gaps = labels[judged] - predictions[judged]
+    numbers = np.unique(owner[judged], return_inverse=True)[1]
+    means = np.bincount(numbers, weights=gaps) / np.bincount(numbers)
+    if len(means) < FEWEST_GROUPS or unlike(means.round(12)) < FEWEST_UNLIKE or not weight[0]:
+        return PredictionPowered(alone, alone, 0.0)
+    without, _ = _corrected(sums.sum(0) - sums)
+    influence = jackknife(without, sums[:, 0] + sums[:, 5])
+    mean = float(value[0])
+    low, high = share_interval(mean, influence, math.inf)
+    estimate = Estimate(mean, low, high, len(labels[judged]))
+    return PredictionPowered(estimate, alone, float(weight[0]))
 
 
 def _columns(
     human: Sequence[float | None],
     machine: Sequence[float],
-    groups: Groups | None,
 ) -> tuple[Array, NDArray[np.bool_]]:
     """People's judgments, 0 where there is none, and the places that have one."""
-    lengths = {len(human), len(machine), len(machine if groups is None else groups)}
-    if len(lengths) > 1:
-        raise ValueError(f"expected lists of one length, got {sorted(lengths)}")
     judged = np.array([label is not None for label in human], dtype=np.bool_)
     if not judged.any():
         raise ValueError("people judged no item; without their judgments nothing is corrected")
     labels = np.array([0.0 if label is None else label for label in human], dtype=np.float64)
-    if np.isnan(labels).any() or np.isnan(np.asarray(machine, dtype=np.float64)).any():
-        raise ValueError("NaN among the judgments; an item that nobody judged is None")
     return labels, judged
 
 

@@ -1,39 +1,35 @@
-"""Prediction-powered means by ppi_py's own code: `python ppi_py_numbers.py`.
+"""Prediction-powered win rates by ppi_py's own code: `python ppi_py_numbers.py`.
 
 Needs ppi-python 0.2.3; printed numbers stand in test_prediction_powered.py.
 """
 
 import numpy as np
 
-CASES = [("win", 200, 1000), ("win", 400, 400), ("scale", 150, 3000), ("useless", 100, 900)]
+CASES = [(200, 1000), (400, 400)]
 
 
-def items(kind, few, many):
+def items(few, many):
     """Judgments of people and of a machine on items of which the first few have both."""
     generator = np.random.default_rng(few + many)
     total = few + many
-    if kind == "win":
-        people = (generator.random(total) < 0.62).astype(float)
-        flipped = generator.random(total) < 0.15
-        machine = np.where(flipped, 1 - people, people)
-        machine[generator.random(total) < 0.1] = 1.0
-        return people, machine
-    people = generator.normal(4.0, 1.5, total)
-    noise = generator.normal(0, 1.0, total)
-    return people, 0.5 * people + noise + 1.0 if kind == "scale" else noise
+    people = (generator.random(total) < 0.62).astype(float)
+    flipped = generator.random(total) < 0.15
+    machine = np.where(flipped, 1 - people, people)
+    machine[generator.random(total) < 0.1] = 1.0
+    return people, machine
 
 
 def main():
     from ppi_py import ppi_mean_ci, ppi_mean_pointestimate
 
-    for kind, few, many in CASES:
-        people, machine = items(kind, few, many)
+    for few, many in CASES:
+        people, machine = items(few, many)
         parts = people[:few], machine[:few], machine[few:]
         point = ppi_mean_pointestimate(*parts)
         low, high = ppi_mean_ci(*parts, alpha=0.05)
         plain = ppi_mean_pointestimate(*parts, lam=1)
         numbers = [float(np.ravel(number)[0]) for number in (point, low, high, plain)]
-        print((kind, few, many), [round(number, 8) for number in numbers])
+        print((few, many), [round(number, 8) for number in numbers])
 
 
 if __name__ == "__main__":

@@ -6,18 +6,21 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from tether.core.errors import DataError, one_line
 from tether.core.types import JsonValue
-from tether.data.formats import growth
-from tether.data.formats.columns import no_column_twice
-from tether.data.formats.json_rows import BadRow, Row
+from tether.data.formats.json_rows import BadRow, Row, parse
+from tether.data.formats.json_tables import no_column_twice
 
 if TYPE_CHECKING:
     from pyarrow import Array, DataType, RecordBatch
 
+FREE_BYTES, MOST_GROWTH = 1 << 28, 200
+"""Bytes that every file may grow to, and times its size that a larger one may: packed texts shrink to
+a tenth or so, and a small file may be made to fill memories.
+"""
 _BATCH = 256
 _UNREADABLE = OSError, UnicodeDecodeError, SystemError
 """Errors of a damaged file besides those of Arrow's own."""
@@ -30,6 +33,29 @@ _WITH_OWN_KEYS = ("tool_calls", "tools")
 """Columns, and keys of messages, whose objects have other keys in each row: the arguments and the
 schemas of functions.
 """
+
+
+def check_growth(
+    name: str,
+    num_bytes: int,
+    packed: int,
+    *,
+    when: str = "unpacked",
+) -> None:
+    """Look whether a file that is not so large has become so many bytes.
+
+    Args:
+        packed: its size, in bytes.
+        when: the words for how it grows.
+
+    Raises:
+        DataError: it grows beyond all measure.
+    """
+    if num_bytes > FREE_BYTES and num_bytes > MOST_GROWTH * packed:
+        raise DataError(
+            f"{name} grows to more than {MOST_GROWTH} times its size when it is {when}: it is "
+            "damaged, or made to fill memories. Save its rows as plain JSON lines if you trust it",
+        )
 
 
 def without_added_nulls(value: object, inside: bool = False) -> JsonValue:
@@ -51,46 +77,48 @@ def without_added_nulls(value: object, inside: bool = False) -> JsonValue:
     )
 
 
-def parquet_rows(stream: io.BufferedReader, where: str) -> Iterator[tuple[int, Row | BadRow]]:
-    """The numbered rows of a Parquet file."""
+def table_rows(
+    stream: io.BufferedReader,
+    suffix: str,
+    where: str,
+) -> Iterator[tuple[int, Row | BadRow]]:
+    """The numbered rows of a Parquet or an Arrow file."""
     import pyarrow as pa
+
+    kind, opened = ("Parquet", _parquet) if suffix == ".parquet" else ("Arrow", _arrow)
+    try:
+        names, batches = opened(stream, where)
+        no_column_twice(names, where)
+        yield from _rows(batches, where)
+    except (pa.ArrowException, *_UNREADABLE) as error:
+        raise DataError(
+            f"{where}: not a readable {kind} file ({one_line(error)}). Copy or "
+            "download the file again.",
+        ) from error
+
+
+def _parquet(stream: io.BufferedReader, where: str) -> tuple[list[str], Iterable[RecordBatch]]:
     import pyarrow.parquet as pq
 
-    try:
-        file = pq.ParquetFile(stream)
-        no_column_twice(file.schema_arrow.names, where)
-        groups = [
-            file.metadata.row_group(n).total_byte_size for n in range(file.metadata.num_row_groups)
-        ]
-        growth.check_growth(where, sum(groups), os.path.getsize(where), when="read")
-        size = _at_once(max(groups, default=0))
-        yield from _rows(_sound(file.iter_batches(batch_size=size, use_threads=False)), where)
-    except (pa.ArrowException, *_UNREADABLE) as error:
-        raise DataError(
-            f"{where}: not a readable Parquet file ({one_line(error)}). Copy or "
-            "download the file again.",
-        ) from error
+    file = pq.ParquetFile(stream)
+    groups = [
+        file.metadata.row_group(n).total_byte_size for n in range(file.metadata.num_row_groups)
+    ]
+    check_growth(where, sum(groups), os.path.getsize(where), when="read")
+    size = _at_once(max(groups, default=0))
+    return file.schema_arrow.names, _sound(file.iter_batches(batch_size=size, use_threads=False))
 
 
-def arrow_rows(stream: io.BufferedReader, where: str) -> Iterator[tuple[int, Row | BadRow]]:
-    """The numbered rows of an Arrow file: a stream, as `save_to_disk` of `datasets` writes them, or
-    a file with an index.
-    """
+def _arrow(stream: io.BufferedReader, _: str) -> tuple[list[str], Iterable[RecordBatch]]:
+    """A stream, as `save_to_disk` of `datasets` writes them, or a file with an index."""
     import pyarrow as pa
 
-    try:
-        if bytes(stream.peek(6)[:6]) == b"ARROW1":
-            file = pa.ipc.open_file(stream)
-            batches: Iterable[RecordBatch] = map(file.get_batch, range(file.num_record_batches))
-        else:
-            file = batches = pa.ipc.open_stream(stream)
-        no_column_twice(file.schema.names, where)
-        yield from _rows((part for batch in _sound(batches) for part in _parts(batch)), where)
-    except (pa.ArrowException, *_UNREADABLE) as error:
-        raise DataError(
-            f"{where}: not a readable Arrow file ({one_line(error)}). Copy or "
-            "download the file again.",
-        ) from error
+    if bytes(stream.peek(6)[:6]) == b"ARROW1":
+        file = pa.ipc.open_file(stream)
+        batches: Iterable[RecordBatch] = map(file.get_batch, range(file.num_record_batches))
+    else:
+        file = batches = pa.ipc.open_stream(stream)
+    return file.schema.names, (part for batch in _sound(batches) for part in _parts(batch))
 
 
 def _sound(batches: Iterable[RecordBatch]) -> Iterator[RecordBatch]:
@@ -118,12 +146,29 @@ def _as_bytes(kind: DataType) -> DataType:
     return {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}.get(kind, kind)
 
 
+def _decoder(kind: DataType) -> Callable[[JsonValue], JsonValue]:
+    """A function that puts the values of JSON texts into their places in a cell; `datasets` calls
+    the type `Json`.
+    """
+    import pyarrow as pa
+
+    if isinstance(kind, pa.JsonType):
+        return lambda words: words if words is None else parse(words)
+    if pa.types.is_struct(kind):
+        own = {field.name: _decoder(field.type) for field in kind}
+        return lambda cell: cell and {name: own[name](inner) for name, inner in cell.items()}
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        item = _decoder(kind.value_type)
+        return lambda cell: cell and [item(inner) for inner in cell]
+    return lambda cell: cell
+
+
 def _at_once(num_bytes: int) -> int:
     """The number of rows to read at once of a part of so many bytes.
 
     Each may hold the part's largest text, which a table stores once.
     """
-    return min(_BATCH, max(1, 4 * growth.FREE_BYTES // max(1, num_bytes)))
+    return min(_BATCH, max(1, 4 * FREE_BYTES // max(1, num_bytes)))
 
 
 def _parts(batch: RecordBatch) -> Iterator[RecordBatch]:
@@ -141,9 +186,12 @@ def _size(value: object) -> int:
 
 
 def _rows(batches: Iterable[RecordBatch], where: str) -> Iterator[tuple[int, Row | BadRow]]:
+    import pyarrow as pa
+
     number = grown = 0
     packed = os.path.getsize(where)
     for batch in batches:
+        decode = _decoder(pa.struct(batch.schema))
         try:
             rows = batch.to_pylist()
         except (ValueError, OverflowError):
@@ -151,8 +199,11 @@ def _rows(batches: Iterable[RecordBatch], where: str) -> Iterator[tuple[int, Row
         for number, row in enumerate(rows, number + 1):  # noqa: B020 - the count goes on
             size = 0 if isinstance(row, BadRow) else _size(row)
             grown += size if size > _LARGE else _LEAST
-            growth.check_growth(where, grown, packed, when="read")
-            yield number, row if isinstance(row, BadRow) else without_added_nulls(row)
+            check_growth(where, grown, packed, when="read")
+            try:
+                yield number, row if isinstance(row, BadRow) else decode(without_added_nulls(row))
+            except ValueError as error:
+                yield number, BadRow(str(error), repr(row)[:400])
 
 
 def _single(row: JsonValue) -> Row | BadRow:

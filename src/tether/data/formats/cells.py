@@ -27,7 +27,11 @@ class Cells(Json):
             self[name] = super().__getitem__(name)
         return super().__getitem__(name)
 
-    def __setitem__(self, name: str, value: object) -> None:
+    def __setitem__(
+        self,
+        name: str,
+        value: object,
+    ) -> None:
         """Put a value that was decoded from a cell's text into its place; the cell then counts as
         read.
         """
@@ -39,7 +43,11 @@ class Cells(Json):
         # well.
         return super().__iter__()
 
-    def get(self, name: str, default: object = None) -> JsonValue:
+    def get(
+        self,
+        name: str,
+        default: object = None,
+    ) -> JsonValue:
         return self[name] if name in self else default  # noqa: SIM401
 
     def values(self) -> list[JsonValue]:

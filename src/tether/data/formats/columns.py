@@ -5,14 +5,12 @@ lists.
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping
 
 from tether.core.errors import DataError
-from tether.core.types import Facts, JsonValue
+from tether.core.types import JsonValue
 from tether.data.formats.json_rows import Row, kind_name
-from tether.data.formats.printed import cell_value
+from tether.data.formats.values import structure_in
 from tether.settings.synonyms import alike
 
 _INDEX = re.compile(r"-?\d{1,9}")
@@ -58,18 +56,28 @@ def renamed(row: Row, columns: Mapping[str, str]) -> Row:
     } | taken
 
 
-def _value(value: object, path: str, before: str, beside: Row) -> tuple[JsonValue, list[str]]:
+def _value(
+    value: object,
+    path: str,
+    before: str,
+    beside: Row,
+) -> tuple[JsonValue, list[str]]:
     """The value at a path, and all places on the way. `before` is the path of the start value.
 
     `beside` gets the values next to these places.
     """
-    if isinstance(value, str):
-        value = _unpacked(value)
+    value = structure_in(value)
     if isinstance(value, list | tuple):
         index, _, rest = path.partition(".")
         if not _INDEX.fullmatch(index) or not -len(value) <= int(index) < len(value):
             raise _AbsentError(f"{before!r} is a list of {len(value)}, whose places count from 0")
-        return _inner(dict(enumerate(value)), int(index) % len(value), rest, before, beside)
+        return _inner(
+            dict(enumerate(value)),
+            int(index) % len(value),
+            rest,
+            before,
+            beside,
+        )
     if not isinstance(value, Mapping):
         raise _AbsentError(f"{before!r} holds {kind_name(value)}")
     if path in value:
@@ -102,13 +110,6 @@ def _inner(
     return reached, [place, *places]
 
 
-def _unpacked(value: str) -> JsonValue:
-    """The object or list that a cell holds as text, else the text itself."""
-    with suppress(ValueError):
-        return cell_value(value) if value.lstrip().startswith(("{", "[")) else value
-    return value
-
-
 def strange_names(names: Iterable[str], of_formats: Iterable[str]) -> dict[str, str]:
     """The names that no format is said to have, each with the nearest ones; a reader may read one
     of them all the same.
@@ -124,46 +125,3 @@ def strange_names(names: Iterable[str], of_formats: Iterable[str]) -> dict[str, 
         name: alike(name, all_names, most=3) or (f"the names are: {', '.join(all_names)}")
         for name in others
     }
-
-
-def no_column_twice(names: Sequence[str], where: str) -> Sequence[str]:
-    """The names of a table's columns.
-
-    Raises:
-        DataError: two columns have one name.
-    """
-    if twice := next((name for name, count in Counter(names).items() if name and count > 1), ""):
-        raise DataError(
-            f"{where}: column {twice:.40} stands twice. Rename or remove one of the two.",
-        )
-    return names
-
-
-def rows_of_columns(table: Facts) -> list[Row] | None:
-    """The rows of {"prompt": ["a", "b"], "answer": ["1", "2"]}; None if it is no table of columns.
-
-    An object whose values are lists is one row if a list holds the turns of a conversation.
-    Otherwise it is a table.
-
-    Raises:
-        DataError: the columns differ in their lengths.
-    """
-    columns = list(table.values())
-    if (
-        not columns
-        or not all(isinstance(column, list) for column in columns)
-        or any(map(_is_conversation, columns))
-    ):
-        return None
-    if len({len(column) for column in columns}) > 1:
-        lengths = ", ".join(f"{name} has {len(column)}" for name, column in table.items())
-        raise DataError(
-            f"columns of one table differ in their lengths: {lengths}. Give each as many values",
-        )
-    return [dict(zip(table, cells, strict=True)) for cells in zip(*columns, strict=True)]
-
-
-def _is_conversation(column: list[JsonValue]) -> bool:
-    return bool(column) and all(
-        isinstance(item, Mapping) and ("role" in item or "from" in item) for item in column
-    )

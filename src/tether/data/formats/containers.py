@@ -24,12 +24,10 @@ from tether.core.errors import DataError, MissingFileError, one_line
 from tether.core.once import once
 from tether.core.types import Facts
 from tether.data.formats import json_rows
-from tether.data.formats.arrow import arrow_rows, parquet_rows, without_added_nulls
-from tether.data.formats.columns import no_column_twice
+from tether.data.formats.arrow import check_growth, table_rows, without_added_nulls
 from tether.data.formats.folders import SUFFIXES, data_files, suffix_of, unknown_kind
-from tether.data.formats.growth import check_growth
 from tether.data.formats.json_rows import BadRow, Row
-from tether.data.formats.json_tables import unwrapped
+from tether.data.formats.json_tables import no_column_twice, unwrapped
 
 Numbered = Iterator[tuple[int, Row | BadRow]]
 
@@ -59,12 +57,13 @@ class Place:
     """One file, or one split of a data set on the hub. `name` is for messages, `stem` for the ids
     of its rows.
 
-    `numbered` opens it.
+    `numbered` opens it. `source` is the file, the folder or the data set that names it.
     """
 
     name: str
     stem: str
     numbered: Callable[[], Numbered]
+    source: str = ""
 
     def rows(self) -> Numbered:
         """The rows with their 1-based numbers: the line in text files, the element or row
@@ -88,7 +87,9 @@ def places(sources: str | Path | Sequence[str | Path]) -> list[Place]:
     """
     if isinstance(sources, str | Path):
         sources = [sources]
-    all_places = [place for source in sources for place in _resolve(source)]
+    all_places = [
+        replace(place, source=str(source)) for source in sources for place in _resolve(source)
+    ]
     if not all_places:
         raise DataError("no data source is given. Name a file, a folder or hub:owner/name.")
     totals = Counter(place.stem for place in all_places)
@@ -182,7 +183,11 @@ def _hub(source: str) -> Place:
     )
 
 
-def _hub_rows(name: str, config: str | None, split: str) -> Numbered:
+def _hub_rows(
+    name: str,
+    config: str | None,
+    split: str,
+) -> Numbered:
     """The rows of a split as they arrive, streamed through `datasets`."""
     try:
         stream = _stream(name, config, split)
@@ -197,7 +202,11 @@ def _hub_rows(name: str, config: str | None, split: str) -> Numbered:
         ) from error
 
 
-def _stream(name: str, config: str | None, split: str) -> Iterable[Facts]:
+def _stream(
+    name: str,
+    config: str | None,
+    split: str,
+) -> Iterable[Facts]:
     """The rows of a split; a configuration that a data set does not have may be one of its
     folders.
     """
@@ -253,7 +262,11 @@ class _Unpacking(io.RawIOBase):
     shrink to a tenth or so.
     """
 
-    def __init__(self, unpacked: io.BufferedIOBase, packed: io.BufferedReader) -> None:
+    def __init__(
+        self,
+        unpacked: io.BufferedIOBase,
+        packed: io.BufferedReader,
+    ) -> None:
         self.unpacked = unpacked
         self.packed = packed
         self.read_bytes = 0
@@ -280,11 +293,13 @@ class _Unpacking(io.RawIOBase):
         return len(content)
 
 
-def _rows(stream: io.BufferedReader, suffix: str, where: str) -> Numbered:
-    if suffix == ".parquet":
-        return parquet_rows(stream, where)
-    if suffix == ".arrow":
-        return arrow_rows(stream, where)
+def _rows(
+    stream: io.BufferedReader,
+    suffix: str,
+    where: str,
+) -> Numbered:
+    if suffix in (".parquet", ".arrow"):
+        return table_rows(stream, suffix, where)
     head = bytes(stream.peek(8)[:8])
     foreign = next(
         (what for begin, what in _FOREIGN.items() if head.startswith(begin)),
@@ -300,10 +315,19 @@ def _rows(stream: io.BufferedReader, suffix: str, where: str) -> Numbered:
     return unwrapped(rows, where) if suffix == ".json" else rows
 
 
-def _table(stream: IO[bytes], delimiter: str, where: str) -> Numbered:
+def _table(
+    stream: IO[bytes],
+    delimiter: str,
+    where: str,
+) -> Numbered:
     """The number of a row is the line on which it begins; cells may span lines."""
     csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_CELL))
-    lines = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
+    lines = io.TextIOWrapper(
+        stream,
+        encoding="utf-8-sig",
+        errors="surrogateescape",
+        newline="",
+    )
     reader = csv.reader(lines, delimiter=delimiter)
     try:
         header = list(no_column_twice(next(reader, []), where))

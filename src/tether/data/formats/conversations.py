@@ -1,5 +1,5 @@
-"""Demonstrations and prompts: whole conversations, trees of them, prompt and response,
-instructions, prompts alone.
+"""Demonstrations and prompts: whole conversations, prompt and response, instructions,
+prompts alone.
 
 - OpenAI's `messages`: https://platform.openai.com/docs/guides/supervised-fine-tuning
 - ShareGPT's `conversations`: https://github.com/lm-sys/FastChat/blob/main/docs/training.md
@@ -10,87 +10,40 @@ instructions, prompts alone.
 - AlpacaEval's instructions: https://github.com/tatsu-lab/alpaca_eval
 - MT-bench: https://github.com/lm-sys/FastChat/tree/main/fastchat/llm_judge,
   https://arxiv.org/abs/2306.05685
-- OpenAssistant's trees, in which people ranked replies to the same message:
-  https://github.com/LAION-AI/Open-Assistant/tree/main/oasst-data, https://arxiv.org/abs/2304.07327
 """
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import combinations
 
 from tether.core.errors import DataError
-from tether.core.types import (
-    Comparison,
-    Conversation,
-    Demonstration,
-    Message,
-    Prompt,
-    assistant,
-    user,
-)
-from tether.data.formats import fields, nested
+from tether.core.types import Conversation, Demonstration, Message, Prompt, assistant, user
+from tether.data.formats import fields, values
 from tether.data.formats.cells import leave_out
 from tether.data.formats.fields import LeftOutError
 from tether.data.formats.json_rows import Row
-from tether.data.formats.messages import ROLES, read_message
+from tether.data.formats.messages import is_dialogue, read_message, thinks, thought_column
+from tether.data.formats.table import LISTS
 
-RESPONSES = ("response", "completion", "output", "answer")
+RESPONSES = LISTS["judged"][:4]
 """Columns of answers that are given for prompts of another file."""
 MOST = 512
 """Ranked responses of one row, and ranked replies to one turn; so many give 130,816 pairs."""
-PROMPTS = ("prompt", "question", "instruction", "query", "problem", "input", "conversations")
+PROMPTS = LISTS["prompts"]
 """Columns of a prompt, as rows with answers beside it name them."""
-TURNS_BEFORE = ("trajectory", "messages", "conversation", "context")
+TURNS_BEFORE = LISTS["turns_before"]
 """Columns of the turns before the answers, where no column of `PROMPTS` holds anything."""
-_PROMPTS = ("prompt", "question", "query")
-
-
-CONVERSATIONS = (
-    "messages",
-    "conversations",
-    "conversation",
-    "dialog",
-    "dialogue",
-    "chat",
-    "data",
-    "contents",
-    "turns",
-)
+_DIALOGUES = LISTS["conversations"]
 """Columns that hold whole conversations; beside the first two only where they do."""
-REPLIES = (
-    "response",
-    "completion",
-    "output",
-    "assistant",
-    "gpt",
-    "generated_solution",
-    "targets_pretokenized",
-    "targets",
-    "target",
-    "message_2",
-)
-ASKED = (
-    *_PROMPTS,
-    "input",
-    "inputs_pretokenized",
-    "inputs",
-    "message_1",
-    "user",
-    "human",
-    "problem",
-)
-_THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 
 
 def _column(row: Row) -> str:
     """The column of the conversation."""
-    return next((name for name in CONVERSATIONS[:2] if fields.has(row, name)), "") or next(
-        (name for name in CONVERSATIONS[2:] if nested.is_dialogue(row, name)),
-        CONVERSATIONS[0],
+    return next((name for name in _DIALOGUES[:2] if fields.has(row, name)), "") or next(
+        (name for name in _DIALOGUES[2:] if is_dialogue(row, name)),
+        _DIALOGUES[0],
     )
 
 
@@ -99,11 +52,11 @@ def has_dialogue(row: Row) -> bool:
     where no prompt is beside.
     """
     names = (
-        CONVERSATIONS[2:]
+        _DIALOGUES[2:]
         if not fields.has(row, *PROMPTS)
-        else [name for name in CONVERSATIONS[2:] if name != "data"]
+        else [name for name in _DIALOGUES[2:] if name != "data"]
     )
-    return any(nested.is_dialogue(row, name) for name in names)
+    return any(is_dialogue(row, name) for name in names)
 
 
 def conversation(row: Row) -> Conversation:
@@ -111,8 +64,8 @@ def conversation(row: Row) -> Conversation:
     texts the first is a user's.
     """
     name, _ = fields.first(row, _column(row))
-    texts = nested.listed_in(row, name)
-    if texts and all(isinstance(words, str) for words in texts):
+    texts = values.listed_in(row, name)
+    if texts and all(isinstance(t, str) for t in texts) and fields.from_text(texts, name) is texts:
         messages = tuple(
             Message("assistant" if place % 2 else "user", words)
             for place, words in enumerate(texts)
@@ -126,12 +79,9 @@ def conversation(row: Row) -> Conversation:
     )
 
 
-def read_conversation(row: Row) -> Iterator[Demonstration]:
+def read_conversation(row: Row) -> Demonstration:
     """Turns after the last assistant turn are left out: nothing is learned from them."""
-    messages = conversation(row)
-    demonstration = fields.up_to_reply(messages)
-    if len(demonstration.messages) < len(messages):
-        leave_out(row, "turns after the last reply")
+    demonstration = fields.up_to_reply(conversation(row), row)
     fields.checked_response(demonstration.messages, "the last assistant turn")
     replies = [turn for turn in demonstration.messages if turn.role == "assistant"]
     if len(demonstration.messages) == 1:
@@ -143,59 +93,46 @@ def read_conversation(row: Row) -> Iterator[Demonstration]:
         )
     if not any(turn.train for turn in replies):
         raise LeftOutError("no turn to learn: a flag keeps each assistant turn out of the loss")
-    yield demonstration
+    return demonstration
 
 
-def read_opening(row: Row) -> Iterator[Prompt]:
+def read_opening(row: Row) -> Prompt:
     """The conversation up to its last assistant turn if it ends on one, else all of it."""
-    messages = conversation(row)
-    if messages and messages[-1].role == "assistant":
-        leave_out(row, "last reply")
-        messages = messages[:-1]
-    yield Prompt(fields.checked_prompt(messages))
+    return Prompt(fields.until_reply(conversation(row), row))
 
 
-def read_prompt_response(row: Row) -> Iterator[Demonstration]:
-    prompt = fields.checked_prompt(fields.prompt_turns(row, *ASKED))
-    yield Demonstration(prompt + _reply(row, *REPLIES))
-
-
-def _reply(row: Row, *names: str) -> Conversation:
-    """The first of these columns that holds something, as the assistant's turn, with its thought
-    where a column has one.
+def read_response(
+    row: Row,
+    asked: str,
+    replies: str,
+) -> Demonstration:
+    """A prompt, and the response in the first of these columns that holds something, with its
+    thought where a column has one. Both names are those of lists.
     """
-    name, _ = fields.first(row, *names)
+    prompt = fields.checked_prompt(fields.prompt_turns(row, *LISTS[asked]))
+    name, _ = fields.first(row, *LISTS[replies])
     reply = fields.checked_response(fields.turns_at(row, name, "assistant"), "the response")
-    thought = next(
-        (
-            own
-            for own in _THOUGHTS
-            if isinstance(dict.get(row, own), str) and fields.filled(row, own)
-        ),
-        "",
-    )
-    if not thought or any(turn.reasoning for turn in reply):
-        return reply
-    return (
-        tuple(replace(turn, reasoning=fields.text(row, thought)) for turn in reply[:1]) + reply[1:]
-    )
+    thought = thought_column(row)
+    if thought and not any(turn.reasoning or thinks(turn.content) for turn in reply):
+        reply = (replace(reply[0], reasoning=fields.text(row, thought)), *reply[1:])
+    return Demonstration(prompt + reply)
 
 
-def read_calls(row: Row) -> Iterator[Demonstration]:
+def read_calls(row: Row) -> Demonstration:
     """A question and the calls of tools that answer it, as xLAM's function calls have them."""
     prompt = fields.checked_prompt(fields.prompt_turns(row, "query"))
-    yield Demonstration(
+    return Demonstration(
         prompt
         + read_message(
-            {"role": "assistant", "tool_calls": nested.listed_in(row, "answers")},
+            {"role": "assistant", "tool_calls": values.listed_in(row, "answers")},
             "answers",
         ),
     )
 
 
-def read_reading(row: Row) -> Iterator[Demonstration]:
+def read_reading(row: Row) -> Demonstration:
     """A question about a text, with the list of its answers: the first one."""
-    yield fields.demonstration(fields.prompt_turns(row, "question"), first_answer(row))
+    return fields.demonstration(fields.prompt_turns(row, "question"), first_answer(row))
 
 
 def first_answer(row: Row) -> str:
@@ -204,7 +141,7 @@ def first_answer(row: Row) -> str:
     Raises:
         DataError: the list is empty, so the text has no answer.
     """
-    answers = fields.sequence(nested.inner(row, "answers").get("text"), "answers.text")
+    answers = fields.sequence(values.inner(row, "answers").get("text"), "answers.text")
     if not answers:
         raise DataError("no answer: answers.text is an empty list")
     if any(answer != answers[0] for answer in answers):
@@ -217,21 +154,21 @@ def has_spans(row: Row) -> bool:
     return isinstance(row["answers"], dict) and {"text", "answer_start"} <= row["answers"].keys()
 
 
-def read_helpsteer(row: Row) -> Iterator[Demonstration]:
+def read_helpsteer(row: Row) -> Demonstration:
     """HelpSteer's `prompt` and `response`; the scores of the response stay in the metadata,
     whatever they say.
     """
-    yield fields.demonstration(marked_turns(row, "prompt"), fields.text(row, "response"))
+    return fields.demonstration(marked_turns(row, "prompt"), fields.text(row, "response"))
 
 
 _TURN = re.compile(r"\s*<extra_id_1>(User|Assistant)\s*")
 
 
-def marked_turns(row: Row, name: str) -> Conversation:
+def marked_turns(row: Row, *names: str) -> Conversation:
     """HelpSteer's prompt, where <extra_id_1>Assistant and <extra_id_1>User begin the turns after
     the first.
     """
-    prompt = fields.prompt_turns(row, name)
+    prompt = fields.prompt_turns(row, *names)
     first, *rest = _TURN.split(prompt[-1].content) if prompt else ("",)
     if not rest or prompt[-1].role != "user":
         return prompt
@@ -243,16 +180,17 @@ def marked_turns(row: Row, name: str) -> Conversation:
     )
 
 
-def prompt_reader(*columns: str) -> fields.Reader[Prompt]:
-    """A reader of the first of these columns that holds something."""
-
-    def read(row: Row) -> Iterator[Prompt]:
-        yield Prompt(fields.checked_prompt(fields.prompt_turns(row, *columns)))
-
-    return read
+def read_prompt(row: Row, *columns: str) -> Prompt:
+    """The first of these columns that holds something."""
+    return Prompt(fields.prompt_turns(row, *columns))
 
 
-def read_turns(row: Row) -> Iterator[Prompt]:
+def lists_questions(row: Row) -> bool:
+    """True for MT-bench's turns, which are questions alone."""
+    return not is_dialogue(row, "turns")
+
+
+def read_turns(row: Row) -> Prompt:
     """MT-bench: the first of `turns`; the later ones wait in the metadata as `later_turns`."""
     listed = fields.sequence(row.get("turns"), "turns")
     questions = [
@@ -263,19 +201,10 @@ def read_turns(row: Row) -> Iterator[Prompt]:
         raise DataError("empty prompt: turns is an empty list")
     if len(questions) > 1:
         leave_out(row, "turns after the first")
-    yield Prompt(
-        fields.checked_prompt((user(questions[0]),)),
+    return Prompt(
+        (user(questions[0]),),
         metadata={"later_turns": tuple(questions[1:])},
     )
-
-
-def read_instruction(row: Row) -> Iterator[Demonstration]:
-    """Alpaca's `instruction`, `input`, `output` or Dolly's `instruction`, `context`, `response`;
-    `history` and `system` as LLaMA-Factory writes them.
-    """
-    fields.first(row, "instruction")
-    prompt = fields.checked_prompt(fields.prompt_turns(row, "instruction"))
-    yield Demonstration(prompt + _reply(row, "output", "response", "completion"))
 
 
 def read_self_instruct(row: Row) -> Iterator[Demonstration | DataError]:
@@ -294,98 +223,3 @@ def read_self_instruct(row: Row) -> Iterator[Demonstration | DataError]:
         return fields.demonstration((user(words),), fields.text(instance, "output"))
 
     yield from fields.attempt(one, instances)
-
-
-Node = Row
-
-
-def read_tree(row: Row) -> Iterator[Comparison | DataError]:
-    """All pairs of ranked assistant siblings, at every depth; 0 is the best rank and equal ranks
-    tie.
-
-    Unranked siblings give no pair. A tree without ranked siblings is no comparison at all.
-    """
-    questions = list(_questions(_root(row), ()))
-    rivals = [
-        sorted((reply for reply in replies if fields.has(reply, "rank")), key=_rank)
-        for _, replies in questions
-    ]
-    if (most := max(map(len, rivals), default=0)) > MOST:
-        raise DataError(f"too many replies: {most} to one turn, and a ranking has at most {MOST}")
-    ranked = [
-        (path, two)
-        for (path, _), of_path in zip(questions, rivals, strict=True)
-        for two in combinations(of_path, 2)
-    ]
-    if not ranked:
-        raise DataError("no ranked siblings: the tree holds no comparison")
-    if sum(len(replies) for _, replies in questions) > sum(
-        len(of_path) for of_path in rivals if len(of_path) > 1
-    ):
-        leave_out(row, "prompt.replies without a ranked sibling")
-    yield from fields.attempt(_pair, ranked)
-
-
-def _pair(ranked: tuple[Conversation, tuple[Node, Node]]) -> Comparison:
-    prompt, (better, worse) = ranked
-    tie = _rank(better) == _rank(worse)
-    sides = ((_message(better),), (_message(worse),))
-    return fields.checked_comparison(
-        Comparison(prompt, *sides, tie=tie, probability=0.5 if tie else 1.0),
-    )
-
-
-def read_best_path(row: Row) -> Iterator[Demonstration]:
-    """The path that follows the best-ranked reply at every turn, up to its last assistant turn."""
-    node: Node | None = _root(row)
-    path: list[Message] = []
-    while node is not None:
-        path.append(_message(node))
-        node = min(_replies(node), key=_rank, default=None)
-    yield fields.up_to_reply(tuple(path))
-    leave_out(row, "prompt.replies off the best path")
-
-
-def read_prompt(row: Row) -> Iterator[Prompt]:
-    """The prompt at the root of the tree."""
-    yield Prompt(fields.checked_prompt((_message(_root(row)),)))
-
-
-def _root(row: Row) -> Node:
-    root = row.get("prompt")
-    if not isinstance(root, dict):
-        raise DataError("not a tree: column prompt holds no message")
-    return root
-
-
-def _questions(node: Node, before: Conversation) -> Iterator[tuple[Conversation, list[Node]]]:
-    """Every prompter turn with the conversation up to it and the replies to it."""
-    path = (*before, _message(node))
-    replies = _replies(node)
-    if path[-1].role == "user":
-        yield path, replies
-    for reply in replies:
-        yield from _questions(reply, path)
-
-
-def _replies(node: Node) -> list[Node]:
-    replies = fields.sequence(node.get("replies") or (), "replies")
-    return [reply for reply in replies if isinstance(reply, dict) and not reply.get("deleted")]
-
-
-def _rank(node: Node) -> float:
-    return fields.number(node["rank"], "rank") if fields.has(node, "rank") else math.inf
-
-
-def _message(node: Node) -> Message:
-    role = ROLES.get(str(node.get("role")))
-    if role is None:
-        raise DataError(f"unknown role: {node.get('role')!r:.40}")
-    return Message(role, fields.as_text(node.get("text"), "text"))
-
-
-def is_tree(row: Row) -> bool:
-    """True if a row is a tree: its prompt is a node, and it says so or has replies."""
-    return isinstance(row["prompt"], Mapping) and (
-        "message_tree_id" in row or "replies" in row["prompt"]
-    )

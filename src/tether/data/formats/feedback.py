@@ -13,7 +13,7 @@ A number on a scale is no verdict: nothing says which numbers are good.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tether.core.errors import DataError
@@ -21,71 +21,12 @@ from tether.core.types import Feedback, assistant, user
 from tether.data.formats import fields
 from tether.data.formats.conversations import PROMPTS, TURNS_BEFORE, conversation
 from tether.data.formats.json_rows import Row
+from tether.data.formats.table import LISTS
 
-LABELS = (
-    "label",
-    "kto_tag",
-    "feedback",
-    "desirable",
-    "is_desirable",
-    "accepted",
-    "is_accepted",
-    "thumbs_up",
-    "thumbs",
-    "thumb",
-    "vote",
-    "upvoted",
-    "liked",
-    "is_good",
-    "is_safe",
-    "safe",
-    "is_correct",
-    "correct",
-)
+LABELS = LISTS["labels"]
 """Columns of a verdict on one response."""
-RESPONSES = ("response", "completion", "output", "answer", "generation")
-_GOOD = frozenset(
-    {
-        "good",
-        "desirable",
-        "thumbsup",
-        "up",
-        "upvote",
-        "upvoted",
-        "like",
-        "liked",
-        "positive",
-        "accepted",
-        "accept",
-        "safe",
-        "👍",
-        "chosen",
-        "preferred",
-        "correct",
-        "right",
-        "helpful",
-    },
-)
-_BAD = frozenset(
-    {
-        "bad",
-        "undesirable",
-        "thumbsdown",
-        "down",
-        "downvote",
-        "downvoted",
-        "dislike",
-        "disliked",
-        "negative",
-        "rejected",
-        "reject",
-        "unsafe",
-        "👎",
-        "incorrect",
-        "wrong",
-        "unhelpful",
-    },
-)
+RESPONSES = LISTS["judged"]
+_GOOD, _BAD = (frozenset(LISTS[words]) for words in ("good", "bad"))
 
 
 def is_good(value: object, name: str) -> bool:
@@ -139,7 +80,7 @@ def scaled(rows: Sequence[Row]) -> str:
     return ""
 
 
-def read_feedback(row: Row) -> Iterator[Feedback]:
+def read_feedback(row: Row) -> Feedback:
     """The last assistant turn is the response that the label judges."""
     name = _label(row)
     if name is None:
@@ -153,14 +94,21 @@ def read_feedback(row: Row) -> Iterator[Feedback]:
         prompt = fields.prompt_turns(row, *PROMPTS, *TURNS_BEFORE)
         column, value = fields.first(row, *RESPONSES)
         response = fields.turns(value, "assistant", column)
-    yield fields.feedback(prompt, response, desirable)
+    return fields.feedback(prompt, response, desirable)
 
 
-def read_truthful_qa(row: Row) -> Iterator[Feedback]:
+def read_truthful_qa(row: Row) -> Feedback:
     """An answer is desirable if both judges, `true` and `info`, give it at least one half. Refusing
     every statement is true but undesirable. Both scores stay in the metadata.
     """
     scores = {name: fields.number(row.get(name), name) for name in ("true", "info")}
     answer = (assistant(fields.text(row, "answer")),)
     question = (user(fields.text(row, "question")),)
-    yield replace(fields.feedback(question, answer, min(scores.values()) >= 0.5), metadata=scores)
+    return replace(
+        fields.feedback(
+            question,
+            answer,
+            min(scores.values()) >= 0.5,
+        ),
+        metadata=scores,
+    )

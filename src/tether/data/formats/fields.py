@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import count
 from typing import TypeVar
 
 from tether.core.errors import DataError
@@ -25,15 +26,27 @@ from tether.core.types import (
     Message,
     assistant,
 )
+from tether.data.formats.cells import leave_out
 from tether.data.formats.json_rows import Row
 from tether.data.formats.messages import is_turn, read_message, tool_schemas, with_thoughts
-from tether.data.formats.printed import cell_value
-from tether.data.formats.values import as_text, missing, sequence, sound
+from tether.data.formats.table import LISTS
+from tether.data.formats.values import (
+    FALSE,
+    TRUE,
+    as_text,
+    begins_with,
+    cell_value,
+    missing,
+    sequence,
+    sound,
+    structure_in,
+)
 
 T = TypeVar("T")
 Item = TypeVar("Item")
 Reader = Callable[[Row], Iterable[T | DataError]]
-"""A row -> its records. A `DataError` that is raised condemns the row, one that is yielded only
+RowReader = Callable[[Row], T | Iterable[T | DataError]]
+"""A row -> its records, or its single record. A `DataError` that is raised condemns the row, one that is yielded only
 that part of it.
 """
 
@@ -46,10 +59,7 @@ class LeftOutError(DataError):
 
 # Only a blank line before the speaker begins a turn: people also write "Human:" within one.
 _SPEAKER = re.compile(r"\n\n(Human|Assistant):")
-_OPENINGS = tuple(before + quote for before in ("[{", "{") for quote in "\"'")
-_MESSAGES = re.compile(r"""\[?\{['"](role|content|from|value)['"]:""")
-_TRUE = {"true", "1", "1.0", "yes", "+"}
-_FALSE = {"false", "0", "0.0", "no", "-"}
+_MESSAGES = re.compile(r"""[\s\ufeff]*(\[\s*)?\{\s*['"](role|content|from|value)['"]\s*:""")
 
 
 def unfolded(rest: Json) -> Json:
@@ -113,11 +123,11 @@ def cell_numbers(rows: Iterable[Row], name: str) -> set[float]:
 def boolean(value: object, name: str) -> bool:
     """A verdict, written as a boolean, as 0 or 1, or as a word for them."""
     word = str(value).strip().lower()
-    if word not in _TRUE | _FALSE:
+    if word not in TRUE | FALSE:
         raise DataError(
             f"unreadable label: column {name} holds {value!r:.40}, neither true nor false",
         )
-    return word in _TRUE
+    return word in TRUE
 
 
 def texts(row: Row, name: str) -> tuple[str, ...]:
@@ -125,13 +135,17 @@ def texts(row: Row, name: str) -> tuple[str, ...]:
     return tuple(as_text(item, name) for item in sequence(row.get(name), name))
 
 
-def turns(value: object, speaker: ChatRole, name: str) -> Conversation:
+def turns(
+    value: object,
+    speaker: ChatRole,
+    name: str,
+) -> Conversation:
     """A text as one turn of `speaker`; a message or a list of them (also as JSON text) as
     `read_message` reads them.
 
     Empty system turns are dropped.
     """
-    value = _from_text(value, name)
+    value = from_text(value, name)
     if isinstance(value, Mapping):
         value = [value]
     if isinstance(value, list | tuple):
@@ -140,14 +154,17 @@ def turns(value: object, speaker: ChatRole, name: str) -> Conversation:
     return (Message(speaker, as_text(value, name)),)
 
 
-def _from_text(value: object, name: str) -> JsonValue:
-    """Messages that a CSV cell carries as JSON, or as Python prints them; any other text stays a
-    text.
+def from_text(value: object, name: str) -> JsonValue:
+    """Messages that a cell, or each item of its list, carries as JSON or as Python prints them; any
+    other value as it is.
 
     Raises:
         DataError: the text begins as messages do, and cannot be read.
     """
-    if not (isinstance(value, str) and value.startswith(_OPENINGS)):
+    if isinstance(value, list) and any(isinstance(item, str) for item in value):
+        items = [from_text(item, name) for item in value]
+        return items if all(isinstance(item, dict) for item in items) else value
+    if not (isinstance(value, str) and begins_with(value, "[", "{")):
         return value
     begins = _MESSAGES.match(value) and (
         name in ("messages", "conversations") or value.rstrip().endswith(("]", "}"))
@@ -206,16 +223,7 @@ def checked_response(messages: Conversation, name: str) -> Conversation:
     return messages
 
 
-SYSTEM = (
-    "system",
-    "system_prompt",
-    "system_message",
-    "system_instruction",
-    "systemInstruction",
-    "sys",
-    "sys_prompt",
-    "preamble",
-)
+SYSTEM = LISTS["system"]
 """Names of a column with the system prompt."""
 _QUESTIONS = ("question", "query", "problem")
 _ABOVE = {"inputs": ("definition",), **dict.fromkeys(_QUESTIONS, ("instruction",))}
@@ -252,7 +260,7 @@ def prompt_turns(row: Row, *names: str) -> Conversation:
     value = row[name]
     if is_transcript(value) and value.rstrip().endswith("\n\nAssistant:"):
         return system_turn(row) + split_transcript(value)[:-1]
-    if not isinstance(_from_text(value, name), str | int | float):
+    if not isinstance(from_text(value, name), str | int | float):
         messages = turns_at(row, name, "user")
         return (
             messages if messages and messages[0].role == "system" else system_turn(row) + messages
@@ -290,39 +298,23 @@ def options(row: Row) -> list[tuple[str, str]]:
     """The options of a question with their letters: `choices` or `options`, a list of texts, or
     texts beside their labels.
     """
-    given = {name: dict.get(row, name) for name in ("choices", "options") if filled(row, name)}
-    name = next(
-        (
-            n
-            for n, v in given.items()
-            if isinstance(v, list | tuple | dict | str) and not _is_prose(v)
-        ),
-        "",
-    )
-    value = row[name] if name else None
-    if isinstance(value, Mapping) and {"text", "label"} <= value.keys():
-        labels = sequence(value["label"], name)
-        choices = sequence(value["text"], name)
+    given = ((name, dict.get(row, name)) for name in ("choices", "options") if filled(row, name))
+    name = next((n for n, v in given if not (_is_prose(v) or isinstance(v, int | float))), "")
+    value = structure_in(row[name]) if name else []
+    if not isinstance(value, Mapping):
+        letters = map(chr, count(ord("A")))
+        texts = (_LETTERED.sub("", as_text(choice, name)) for choice in sequence(value, name))
+        return list(zip(letters, texts, strict=False))
+    if not {"text", "label"} <= value.keys():
+        pairs = [(letter, choice) for letter, choice in value.items() if not missing(choice)]
+    else:
+        labels, choices = (sequence(value[key], name) for key in ("label", "text"))
         if len(labels) != len(choices):
             raise DataError(
                 f"uneven lists: {len(labels)} labels but {len(choices)} texts in column {name}",
             )
-        return [
-            (as_text(label, name), as_text(choice, name))
-            for label, choice in zip(labels, choices, strict=True)
-        ]
-    if isinstance(value, Mapping):
-        return [
-            (letter, as_text(choice, name))
-            for letter, choice in value.items()
-            if not missing(choice)
-        ]
-    choices = (
-        [as_text(choice, name) for choice in sequence(value, name)] if value is not None else []
-    )
-    return [
-        (chr(ord("A") + place), _LETTERED.sub("", choice)) for place, choice in enumerate(choices)
-    ]
+        pairs = zip(labels, choices, strict=True)
+    return [(as_text(label, name), as_text(choice, name)) for label, choice in pairs]
 
 
 def with_input(instruction: str, words: str) -> str:
@@ -366,13 +358,13 @@ def filled(row: Row, name: str) -> bool:
 
 def _is_messages(value: object) -> bool:
     """True for a list of messages, and for the JSON text of one."""
-    value = _from_text(value, "")
+    value = from_text(value, "")
     return isinstance(value, list | tuple) and bool(value) and all(map(is_turn, value))
 
 
 def _is_prose(value: object) -> bool:
-    """True for a text that is no list of JSON."""
-    return isinstance(value, str) and not value.lstrip().startswith("[")
+    """True for a text that is no list or object of JSON."""
+    return isinstance(structure_in(value), str)
 
 
 def row_tools(row: Row) -> str:
@@ -385,12 +377,16 @@ def row_tools(row: Row) -> str:
     return ""
 
 
-def turns_at(row: Row, name: str, speaker: ChatRole) -> Conversation:
+def turns_at(
+    row: Row,
+    name: str,
+    speaker: ChatRole,
+) -> Conversation:
     """`turns` of a cell. The messages that its JSON text holds replace it, so that their keys are
     recorded as well.
     """
     _, value = first(row, name)
-    if (decoded := _from_text(value, name)) is not value:
+    if (decoded := from_text(value, name)) is not value:
         row[name] = decoded
     return turns(row[name], speaker, name)
 
@@ -422,17 +418,26 @@ def attempt(make: Callable[[Item], T], items: Iterable[Item]) -> Iterator[T | Da
             yield error
 
 
-def up_to_reply(messages: Conversation) -> Demonstration:
-    """The turns up to the last one of the assistant.
+def up_to_reply(messages: Conversation, row: Row) -> Demonstration:
+    """The turns up to the last one of the assistant; those after it are left out.
 
     Raises:
         DataError: the assistant has none.
     """
-    while messages and messages[-1].role != "assistant":
-        messages = messages[:-1]
-    if not messages:
+    last = max((n for n, turn in enumerate(messages) if turn.role == "assistant"), default=-1)
+    if last < 0:
         raise DataError("no assistant turn: the conversation demonstrates nothing")
-    return Demonstration(messages)
+    if last < len(messages) - 1:
+        leave_out(row, "turns after the last reply")
+    return Demonstration(messages[: last + 1])
+
+
+def until_reply(messages: Conversation, row: Row) -> Conversation:
+    """The turns that wait for a reply; the reply at their end is left out."""
+    if messages and messages[-1].role == "assistant":
+        leave_out(row, "last reply")
+        messages = messages[:-1]
+    return messages
 
 
 def demonstration(prompt: Conversation, response: str) -> Demonstration:
@@ -441,8 +446,16 @@ def demonstration(prompt: Conversation, response: str) -> Demonstration:
     )
 
 
-def feedback(prompt: Conversation, response: Conversation, desirable: bool) -> Feedback:
-    return Feedback(checked_prompt(prompt), checked_response(response, "the response"), desirable)
+def feedback(
+    prompt: Conversation,
+    response: Conversation,
+    desirable: bool,
+) -> Feedback:
+    return Feedback(
+        checked_prompt(prompt),
+        checked_response(response, "the response"),
+        desirable,
+    )
 
 
 def checked_comparison(pair: Comparison) -> Comparison:

@@ -2,7 +2,8 @@
 it; the others are named.
 
 Folders are people's own, snapshots of the hub
-(https://huggingface.co/docs/hub/datasets-data-files-configuration), or written by `save_to_disk` of
+(https://huggingface.co/docs/hub/datasets-data-files-configuration,
+https://huggingface.co/docs/hub/datasets-manual-configuration), or written by `save_to_disk` of
 `datasets`.
 """
 
@@ -13,11 +14,16 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tether.core.errors import DataError
+from tether.core.errors import DataError, one_line
+from tether.core.types import Facts
+from tether.data.formats.table import LISTS, TABLES
 
+README = "README.md"
+_HEAD = re.compile(r"^configs\s*:", re.MULTILINE)
 SUFFIXES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow", ".txt")
 ENDINGS = f"{', '.join(SUFFIXES)}, each also .gz or .zst"
 TRAIN = "train"
@@ -30,26 +36,11 @@ SPLIT_OF = {word: split for split, words in _SPLITS.items() for word in (split, 
 """The split that a word in a file's name means."""
 _SHARD = re.compile(r"(?P<split>\w[\w.-]*?)-\d{5}-of-\d{5}(?:-[0-9a-f]+)?\..*")
 _WORD = re.compile(r"[a-z]+")
-_OTHER_KINDS = {
-    ".xlsx .xls .ods .numbers": "is a spreadsheet. Export it as CSV",
-    ".zip .tar .tgz .7z .rar .xz .bz2 .lz4": "is an archive. Unpack it",
-    ".yaml .yml .toml .xml": "is no table of rows. Write a JSON object a line",
-    ".pkl .pickle .pt .pth .joblib .npy .npz .h5 .hdf5": "holds objects of a program. Save rows as JSON lines or Parquet",
-    ".db .sqlite .sqlite3 .duckdb": "is a database. Export a table as CSV or Parquet",
-    ".feather .orc .avro .tfrecord": "is a table of a kind that is not read. Save it as Parquet",
-    ".docx .doc .pdf .rtf .html .htm": "is a document. Write a JSON object a line",
+_ADVICE: dict[str, str] = {
+    suffix: advice
+    for suffixes, advice in TABLES["other_files"].items()
+    for suffix in suffixes.split()
 }
-_ADVICE = {
-    suffix: advice for suffixes, advice in _OTHER_KINDS.items() for suffix in suffixes.split()
-}
-_DESCRIPTIONS = (
-    "dataset_info.json",
-    "dataset_infos.json",
-    "dataset_dict.json",
-    "state.json",
-    "croissant.json",
-    "requirements.txt",
-)
 _TEXTS = re.compile(r"(readme|license|licence|notice|citation|changelog|authors)\b.*")
 
 
@@ -86,14 +77,25 @@ def data_files(path: Path) -> FilesOfFolder:
         DataError: it holds no data file, or several splits none of which is the training's.
     """
     if (saved := path / "dataset_dict.json").is_file():
-        return data_files(path / _only(_listed(saved, "splits"), path, "splits of a DatasetDict"))
+        return data_files(
+            path
+            / _only(
+                _listed(saved, "splits"),
+                path,
+                "splits of a DatasetDict",
+            ),
+        )
     if (path / "snapshots").is_dir() and (path / "refs").is_dir():
         return data_files(path / "snapshots" / _snapshot(path))
     if (saved := path / "state.json").is_file():
         return FilesOfFolder(
             tuple(path / shard["filename"] for shard in _listed(saved, "_data_files")),
         )
-    everything = sorted(p for p in path.rglob("*") if p.is_file() and not _is_hidden(p, path))
+    everything = sorted(
+        file
+        for file in path.rglob("*")
+        if file.is_file() and not any(p.startswith(".") for p in file.relative_to(path).parts)
+    )
     files = [file for file in everything if not _describes(file)]
     rows = [file for file in files if suffix_of(file) in SUFFIXES]
     if not rows:
@@ -101,28 +103,54 @@ def data_files(path: Path) -> FilesOfFolder:
         raise DataError(
             f"{path} holds no data file. Data files end on {ENDINGS}. {near:.200}".strip(),
         )
+    by_split = _splits(path, rows)
     others = {file: unknown_kind(file) for file in files if suffix_of(file) not in SUFFIXES}
     described = (file for file in everything if _describes(file) and suffix_of(file) in SUFFIXES)
-    return _one_split(path, rows, others | dict.fromkeys(described, "describes the data"))
+    others |= dict.fromkeys(described, "describes the data")
+    unnamed = sorted(set(rows).difference(*by_split.values()))
+    others |= dict.fromkeys(unnamed, f"{README} has it in another configuration, or in none")
+    return _one_split(path, by_split, others)
 
 
-def _one_split(path: Path, files: Sequence[Path], others: Mapping[Path, str]) -> FilesOfFolder:
+def _splits(path: Path, rows: Sequence[Path]) -> Mapping[str, Sequence[Path]]:
+    """The files of each split: as README.md has them, else by the names of files and folders."""
+    folder, given = configured(path)
     by_split: dict[str, list[Path]] = defaultdict(list)
-    for file in files:
-        by_split[split_of(file.relative_to(path))].append(file)
+    for split, named in given.items():
+        by_split[SPLIT_OF.get(split.lower(), split)] += [
+            f for f in named if suffix_of(f) in SUFFIXES
+        ]
+    for file in () if given else rows:
+        if folder in file.parents:
+            by_split[split_of(file.relative_to(path))].append(file)
+    return by_split
+
+
+def _one_split(
+    path: Path,
+    by_split: Mapping[str, Sequence[Path]],
+    others: Mapping[Path, str],
+) -> FilesOfFolder:
     named = [split for split in by_split if split]
-    if len(by_split) < 2 or (named == [TRAIN]):
-        return FilesOfFolder(tuple(files), others)
-    read = by_split.get("", []) + by_split.get(TRAIN, [])
+    one = len(by_split) < 2 or named == [TRAIN]
+    read = [
+        file for split, files in by_split.items() if one or split in ("", TRAIN) for file in files
+    ]
     if not read:
-        first = ", ".join(f"{split} ({by_split[split][0].name})" for split in sorted(named))
-        raise DataError(f"{path} holds several splits: {first}. Name the files of one of them.")
+        shown = (
+            f"{s} ({by_split[s][0].name if by_split[s] else 'no file'})" for s in sorted(named)
+        )
+        several = len(by_split) > 1 and TRAIN not in named
+        what = "several splits" if several else f"none of the files that {README} names"
+        raise DataError(
+            f"{path} holds {what}: {', '.join(shown)}. Name the files of one of them.",
+        )
     given = "training rows" if TRAIN in by_split else "files without a split's name"
     reason = "another split ({}): of a folder with several, the {} are read"
     left_out = {
         file: reason.format(split, given)
         for split in named
-        if split != TRAIN
+        if not one and split != TRAIN
         for file in by_split[split]
     }
     return FilesOfFolder(tuple(sorted(read)), {**left_out, **others})
@@ -147,7 +175,11 @@ def _split_in(parts: Iterable[str]) -> str:
     return ""
 
 
-def _only(names: Sequence[str], path: Path, kind: str) -> str:
+def _only(
+    names: Sequence[str],
+    path: Path,
+    kind: str,
+) -> str:
     if len(names) == 1:
         return names[0]
     raise DataError(
@@ -181,10 +213,56 @@ def _listed(file: Path, key: str) -> list:
     return values
 
 
-def _is_hidden(path: Path, root: Path) -> bool:
-    return any(part.startswith(".") for part in path.relative_to(root).parts)
-
-
 def _describes(path: Path) -> bool:
     name = path.name.lower()
-    return name in _DESCRIPTIONS or _TEXTS.fullmatch(name) is not None
+    return name in LISTS["descriptions"] or _TEXTS.fullmatch(name) is not None
+
+
+def configured(path: Path) -> tuple[Path, Mapping[str, Sequence[Path]]]:
+    """The folder of the rows and, where the head of README.md names them, the files of each split.
+
+    Raises:
+        DataError: the head cannot be read, or gives several configurations of which none is the
+            default.
+    """
+    readme = path / README
+    if not readme.is_file() or not _HEAD.search(readme.read_text("utf-8", "replace")):
+        return path, {}
+    from huggingface_hub import metadata_load
+
+    try:
+        given = (metadata_load(readme) or {}).get("configs")
+        return _resolved(path, _default(given)) if given else (path, {})
+    except Exception as error:
+        raise DataError(
+            f"{readme}: the configurations in its head cannot be followed ({one_line(error)}). Mend "
+            "the head, or name files in place of the folder.",
+        ) from error
+
+
+def _default(given: Sequence[Facts]) -> Facts:
+    """The only configuration, or the default one.
+
+    Raises:
+        ValueError: none of several is the default.
+    """
+    default = [own for own in given if own.get("default") or own.get("config_name") == "default"]
+    if len(given) > 1 and len(default) != 1:
+        files = (f"{own['config_name']} ({own.get('data_files', 'a folder')})" for own in given)
+        raise ValueError(f"none of several is the default: {'; '.join(files):.600}")
+    return (default or given)[0]
+
+
+def _resolved(path: Path, own: Facts) -> tuple[Path, Mapping[str, Sequence[Path]]]:
+    from datasets.data_files import resolve_pattern, sanitize_patterns
+
+    if "data_files" not in own:
+        return path / (own.get("data_dir") or ""), {}
+    by_split = {}
+    for split, patterns in sanitize_patterns(own["data_files"]).items():
+        files: dict[str, None] = {}
+        for pattern in patterns:
+            with suppress(FileNotFoundError):  # of a split that was not downloaded
+                files |= dict.fromkeys(resolve_pattern(pattern, str(path.absolute())))
+        by_split[split] = [path / os.path.relpath(file, path) for file in files]
+    return path, by_split

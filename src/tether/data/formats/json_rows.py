@@ -174,7 +174,11 @@ def fault(value: object, depth: int = 0) -> str:
     return next((reason for item in inside if (reason := fault(item, depth + 1))), "")
 
 
-def _elements(stream: IO[bytes], where: str, is_array: bool) -> Iterator[tuple[int, Row | BadRow]]:
+def _elements(
+    stream: IO[bytes],
+    where: str,
+    is_array: bool,
+) -> Iterator[tuple[int, Row | BadRow]]:
     """The elements of an array, or the values of a file that holds one after the other, with their
     1-based numbers.
 

@@ -1,4 +1,4 @@
-"""JSON files whose rows are inside of one object: {"data": [...]}, {"train": [...]}, columns, what
+"""Tables of columns, and JSON files whose rows are inside of one object: {"data": [...]}, {"train": [...]}, columns, what
 `DataFrame.to_json` writes.
 """
 
@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 
 from tether.core.errors import DataError
 from tether.core.once import once
-from tether.core.types import JsonValue
-from tether.data.formats.columns import rows_of_columns
+from tether.core.types import Facts, JsonValue
 from tether.data.formats.folders import SPLIT_OF
 from tether.data.formats.json_rows import BadRow, Row
 
@@ -111,3 +111,46 @@ def _of_columns(whole: Mapping[str, object], where: str) -> list[Row] | None:
         return rows_of_columns(whole)
     except DataError as error:
         raise DataError(f"{where}: {error}") from None
+
+
+def no_column_twice(names: Sequence[str], where: str) -> Sequence[str]:
+    """The names of a table's columns.
+
+    Raises:
+        DataError: two columns have one name.
+    """
+    if twice := next((name for name, count in Counter(names).items() if name and count > 1), ""):
+        raise DataError(
+            f"{where}: column {twice:.40} stands twice. Rename or remove one of the two.",
+        )
+    return names
+
+
+def rows_of_columns(table: Facts) -> list[Row] | None:
+    """The rows of {"prompt": ["a", "b"], "answer": ["1", "2"]}; None if it is no table of columns.
+
+    An object whose values are lists is one row if a list holds the turns of a conversation.
+    Otherwise it is a table.
+
+    Raises:
+        DataError: the columns differ in their lengths.
+    """
+    columns = list(table.values())
+    if (
+        not columns
+        or not all(isinstance(column, list) for column in columns)
+        or any(map(_is_conversation, columns))
+    ):
+        return None
+    if len({len(column) for column in columns}) > 1:
+        lengths = ", ".join(f"{name} has {len(column)}" for name, column in table.items())
+        raise DataError(
+            f"columns of one table differ in their lengths: {lengths}. Give each as many values",
+        )
+    return [dict(zip(table, cells, strict=True)) for cells in zip(*columns, strict=True)]
+
+
+def _is_conversation(column: list[JsonValue]) -> bool:
+    return bool(column) and all(
+        isinstance(item, Mapping) and ("role" in item or "from" in item) for item in column
+    )

@@ -14,7 +14,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -22,37 +21,48 @@ from dataclasses import dataclass, field, replace
 from tether.core.errors import DataError
 from tether.core.types import ChatRole, Conversation, Facts, JsonValue, Message
 from tether.data.formats.json_rows import Row, kind_name
-from tether.data.formats.values import as_text, json_value, missing, sequence
+from tether.data.formats.table import LISTS, word_lists
+from tether.data.formats.values import (
+    FALSE,
+    TRUE,
+    as_text,
+    begins_with,
+    list_in,
+    missing,
+    sequence,
+    structure_in,
+)
 
-_SPEAKERS: dict[ChatRole, str] = {
-    "user": "user human prompter",
-    "assistant": "assistant gpt bot chatgpt chatbot model ai llm bard bing claude function_call tool_call",
-    "system": "system developer",
-    "tool": "tool function observation ipython tool_response tool_result function_response "
-    "function_result",
-}
+_SPEAKERS: tuple[ChatRole, ...] = ("user", "assistant", "system", "tool")
 ROLES: dict[str, ChatRole] = {
-    name: role for role, names in _SPEAKERS.items() for name in names.split()
+    name: role for role in _SPEAKERS for name in word_lists("speakers")[role]
 }
 """Every name that data sets give to a speaker."""
 _CALLS = ("function_call", "tool_call")
 """Speakers whose words are the JSON text of calls."""
-_SPEAKER = ("role", "from", "speaker", "author")
-_CONTENT = ("content", "value", "text", "message", "parts")
-_THOUGHT = ("reasoning_content", "reasoning", "thinking")
-_ASKED = ("input", "question", "query", "prompt", "instruction")
-_ANSWERED = ("output", "answer", "response", "completion")
-_SPOKEN = {**ROLES, **dict.fromkeys(_ASKED, "user"), **dict.fromkeys(_ANSWERED, "assistant")}
-_FLAGS = ("weight", "train", "training", "loss", "loss_mask")
-_ON = {"1", "1.0", "true"}
-_OFF = {"0", "0.0", "false"}
-_TURN_SHAPES = (
-    {"role", "content"},
-    {"role", "tool_calls"},
-    {"from", "value"},
-    {"role", "parts"},
-    {"role", "function_call"},
+SPEAKER, _CONTENT, THOUGHTS, _FLAGS, _ASKED, _ANSWERED = (
+    LISTS[name]
+    for name in ["speaker", "content", "thoughts", "flags", "questions", "replies_to_questions"]
 )
+_SPOKEN = {**ROLES, **dict.fromkeys(_ASKED, "user"), **dict.fromkeys(_ANSWERED, "assistant")}
+_OF_A_TOOL = {"name", "function", "functionDeclarations", "function_declarations"}
+_TOOL_TYPES = (None, "function", "custom")
+_TURN_SHAPES = [
+    {*shape.split()}
+    for shape in (
+        "role content",
+        "role tool_calls",
+        "from value",
+        "role parts",
+        "role function_call",
+    )
+]
+
+
+class NoThought(str):
+    """A text that is no thought, though it has the name of one."""
+
+    __slots__ = ()
 
 
 def is_turn(item: object) -> bool:
@@ -65,6 +75,17 @@ def is_turn(item: object) -> bool:
 def is_exchange(item: object) -> bool:
     """True if an object is a question with its answer, under names of the speakers or of both."""
     return isinstance(item, dict) and {_SPOKEN.get(key) for key in item} >= {"user", "assistant"}
+
+
+def is_dialogue(row: Row, name: str) -> bool:
+    """True if a column lists messages, questions with their answers, or texts by turns."""
+    items = list_in(row, name)
+    if name == "turns":  # whose texts are questions alone
+        return bool(items) and all(map(is_turn, items))
+    return bool(items) and (
+        all(isinstance(item, str) for item in items)
+        or all(is_turn(i) or is_exchange(i) for i in items)
+    )
 
 
 @dataclass
@@ -89,7 +110,7 @@ def read_message(item: object, name: str) -> Conversation:
             f"not a message: column {name} lists {kind_name(item)} where a role and a "
             "content belong",
         )
-    spoken = _first(item, _SPEAKER)
+    spoken = _first(item, SPEAKER)
     if missing(spoken) and (both := _exchange(item, name)):
         return both
     word = str(spoken).strip().lower()
@@ -134,7 +155,7 @@ def read_message(item: object, name: str) -> Conversation:
         role,
         "".join(parts.text),
         tuple(parts.calls),
-        tool_schemas(item["tools"]) if _peek(item, "tools") else "",
+        tool_schemas(item["tools"]) if tool_schemas(_peek(item, "tools")) else "",
         reasoning="".join(parts.reasoning),
         name=as_text(item["name"], name) if _peek(item, "name") else "",
         tool_call_id=as_text(item["tool_call_id"], name)
@@ -146,15 +167,21 @@ def read_message(item: object, name: str) -> Conversation:
 
 
 def _thought(item: Facts, parts: _Parts) -> list[str]:
-    """The thought in a field of its own, unless the content has the same one."""
-    there = (key for key in _THOUGHT if key in item)
-    key = next(
-        (key for key in there if isinstance(_peek(item, key), str) and _peek(item, key).strip()),
-        "",
-    )
-    words = "".join(parts.text)
-    is_there = "<think>" in words and bool(key) and _peek(item, key).strip() in words
-    return [item[key]] if key and not parts.reasoning and not is_there else []
+    """The thought in a field of its own, unless the content has one."""
+    key = thought_column(item)
+    return [item[key]] if key and not parts.reasoning and not thinks("".join(parts.text)) else []
+
+
+def thought_column(item: Facts) -> str:
+    """The key of the thought; empty if none holds a text."""
+    given = {key: _peek(item, key) for key in THOUGHTS}
+    texts = (key for key, own in given.items() if isinstance(own, str) and own.strip())
+    return next((key for key in texts if not isinstance(given[key], NoThought)), "")
+
+
+def thinks(words: str) -> bool:
+    """True for a reply that has its thought within."""
+    return "<think>" in words or "</think>" in words
 
 
 def with_thoughts(messages: Iterable[Message]) -> Conversation:
@@ -211,7 +238,11 @@ def _exchange(item: Facts, name: str) -> Conversation:
     )
 
 
-def _add(parts: _Parts, content: object, name: str) -> None:
+def _add(
+    parts: _Parts,
+    content: object,
+    name: str,
+) -> None:
     """Sort the content of a message into its parts."""
     if isinstance(content, Mapping) and isinstance(content.get("parts"), list):
         content = content["parts"]
@@ -228,7 +259,11 @@ def _add(parts: _Parts, content: object, name: str) -> None:
         )
 
 
-def _add_part(parts: _Parts, part: object, name: str) -> None:
+def _add_part(
+    parts: _Parts,
+    part: object,
+    name: str,
+) -> None:
     if isinstance(part, str):
         parts.text.append(part)
         return
@@ -250,7 +285,11 @@ def _add_part(parts: _Parts, part: object, name: str) -> None:
         inner = _Parts()
         _add(inner, part.get("content") or "", name)
         parts.results.append(
-            Message("tool", "".join(inner.text), tool_call_id=str(part.get("tool_use_id") or "")),
+            Message(
+                "tool",
+                "".join(inner.text),
+                tool_call_id=str(part.get("tool_use_id") or ""),
+            ),
         )
     elif call := _first(part, ("functionCall", "function_call")):
         parts.calls.append(
@@ -284,21 +323,25 @@ def _add_part(parts: _Parts, part: object, name: str) -> None:
         )
 
 
-def _is_trained(item: Mapping[str, object], role: ChatRole, name: str) -> bool:
+def _is_trained(
+    item: Mapping[str, object],
+    role: ChatRole,
+    name: str,
+) -> bool:
     """False if a flag keeps the turn out of the loss. Only the assistant's turns are ever trained,
     so flags of others are not read unless they say the same.
     """
     trained = True
     for key in filter(item.__contains__, _FLAGS):
         word = str(_peek(item, key)).strip().lower()
-        if _peek(item, key) is None or (role != "assistant" and word not in _OFF):
+        if _peek(item, key) is None or (role != "assistant" and word not in FALSE):
             continue
-        if word not in _ON | _OFF:
+        if word not in TRUE | FALSE:
             raise DataError(
                 f"unreadable flag: {key} of a turn in column {name} is "
                 f"{item[key]!r:.40}; it must be 0 or 1",
             )
-        trained &= bool(item[key]) and word in _ON
+        trained &= bool(item[key]) and word in TRUE
     if role == "assistant" and _peek(item, "mask") is not None:
         raise DataError(
             f"ambiguous flag: mask of a turn in column {name}; write train: false "
@@ -314,11 +357,8 @@ def _is_trained(item: Mapping[str, object], role: ChatRole, name: str) -> bool:
 
 def _called(content: object, name: str) -> list[str]:
     """The calls in the JSON text of one or of a list of them."""
-    with contextlib.suppress(ValueError):
-        content = json_value(content, name)
-    return [
-        _tool_call(call, name) for call in (content if isinstance(content, list) else [content])
-    ]
+    calls = structure_in(content)
+    return [_tool_call(call, name) for call in (calls if isinstance(calls, list) else [calls])]
 
 
 def _tool_call(call: JsonValue, name: str) -> str:
@@ -326,13 +366,13 @@ def _tool_call(call: JsonValue, name: str) -> str:
     become the object itself.
     """
     try:
-        call = json_value(call, name)
+        call = structure_in(call)
+        function = structure_in(call.get("function", call))
         call.get("type")
-        function = call.get("function", call)
         own = {"id": call["id"]} if call.get("id") else {}
         arguments = function["arguments"] if "arguments" in function else function["parameters"]
-        called = {"name": function["name"], "arguments": json_value(arguments, name)}
-    except (AttributeError, KeyError, TypeError, ValueError):
+        called = {"name": function["name"], "arguments": structure_in(arguments)}
+    except (AttributeError, KeyError, TypeError):
         called = {}
         own = {}
     if not (
@@ -351,28 +391,35 @@ def tool_schemas(value: object) -> str:
     A schema without its envelope gets one, as chat templates expect. Anthropic's `input_schema` and
     Gemini's `functionDeclarations` are read as well.
     """
-    with contextlib.suppress(DataError):
-        schemas = sequence(value, "tools")
-        if schemas and all(isinstance(schema, Mapping) for schema in schemas):
-            inner = [
-                s.get("functionDeclarations") or s.get("function_declarations") or [s]
-                for s in schemas
-            ]
-            return json.dumps(
-                [_enveloped(schema) for some in inner for schema in some],
-                ensure_ascii=False,
-            )
-    return ""
+    listed = structure_in(value)
+    if isinstance(listed, Mapping):
+        listed = [] if _OF_A_TOOL.isdisjoint(listed) else [listed]
+    schemas = [structure_in(item) for item in listed] if isinstance(listed, list) else [listed]
+    if any(begins_with(schema, "{", "[{") for schema in schemas):
+        raise DataError("unreadable tools: a text only begins like a schema, and is no JSON")
+    if not schemas or not all(isinstance(schema, Mapping) for schema in schemas):
+        return ""
+    inner = [
+        structure_in(s.get("functionDeclarations") or s.get("function_declarations")) or [s]
+        for s in schemas
+    ]
+    return json.dumps(
+        [_enveloped(structure_in(schema)) for some in inner for schema in some],
+        ensure_ascii=False,
+    )
 
 
 def _enveloped(schema: Row) -> Row:
-    if (
-        "function" in schema
-        or not isinstance(schema.get("name"), str)
-        or schema.get("type") not in (None, "function", "custom")
-    ):
+    if isinstance(function := structure_in(schema.get("function")), dict):
+        return {**schema, "function": _with_parameters(function)}
+    if not isinstance(schema.get("name"), str) or schema.get("type") not in _TOOL_TYPES:
         return schema
-    function = {key: value for key, value in schema.items() if key not in ("type", "input_schema")}
-    if "input_schema" in schema:
-        function["parameters"] = schema["input_schema"]
-    return {"type": "function", "function": function}
+    function = {key: value for key, value in schema.items() if key != "type"}
+    return {"type": "function", "function": _with_parameters(function)}
+
+
+def _with_parameters(function: Row) -> Row:
+    """The function with its schema under `parameters`, as an object."""
+    own = {key: value for key, value in function.items() if key != "input_schema"}
+    schema = function.get("input_schema", own.get("parameters"))
+    return own if schema is None else own | {"parameters": structure_in(schema)}

@@ -15,57 +15,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import TypedDict
+from typing import TypeVar
 
 from tether.core.errors import DataError
 from tether.core.types import Annotation, Comparison, Conversation, JsonValue
 from tether.data.formats import fields
+from tether.data.formats.cells import without_cells
 from tether.data.formats.conversations import PROMPTS, TURNS_BEFORE, conversation
 from tether.data.formats.json_rows import Row
+from tether.data.formats.table import LISTS
 
-_NAMES = """
-full_chosen full_rejected
-chosen rejected
-chosen_response rejected_response
-preferred_output non_preferred_output
-preferred_response dispreferred_response
-preferred_response non_preferred_response
-preferred_response rejected_response
-preferred_completion dispreferred_completion
-preferred dispreferred
-preferred non_preferred
-preferred rejected
-accepted_response rejected_response
-accepted rejected
-response_j response_k
-response_chosen response_rejected
-chosen_completion rejected_completion
-chosen_answer rejected_answer
-chosen_output rejected_output
-chosen_messages rejected_messages
-good_response bad_response
-better_response worse_response
-better worse
-winning_response losing_response
-win lose
-y_w y_l
-"""
-NAMES = tuple((good, bad) for good, bad in map(str.split, _NAMES.strip().splitlines()))
-"""Columns of the better and of the worse response."""
-_SCORE_NAMES = """
-score_chosen score_rejected
-chosen_score rejected_score
-chosen-rating rejected-rating
-chosen_rating rejected_rating
-rating_chosen rating_rejected
-chosen_avg_rating rejected_avg_rating
-chosen_reward rejected_reward
-reward_chosen reward_rejected
-"""
-_SCORES = tuple((good, bad) for good, bad in map(str.split, _SCORE_NAMES.strip().splitlines()))
+T = TypeVar("T")
+NAMES, _SCORES = (
+    [(good, bad) for good, _, bad in (pair.partition("/") for pair in LISTS[name])]
+    for name in ("better_and_worse", "scores_of_both")
+)
+"""Columns of the better and of the worse response, and of their scores."""
 PAIR_COLUMNS = " ".join(
     (
         "system margin tie probability annotations group status generations rating",
@@ -108,10 +76,22 @@ def read_pair(row: Row) -> Iterator[Comparison | DataError]:
         before = prompt or (
             fields.prompt_turns(row, *TURNS_BEFORE) if are_replies else fields.system_turn(row)
         )
-        return fields.checked_comparison(Comparison(*_parted(before, turns[0], turns[1]), **label))
+        return _labelled(label, before, turns[0], turns[1])
 
-    pairs = list(product(*sides))
-    yield from (fields.attempt(one, pairs) if len(pairs) > 1 else [one(pairs[0])])
+    yield from _each(one, list(product(*sides)))
+
+
+def _each(make: Callable[[T], Comparison], items: Sequence[T]) -> Iterator[Comparison | DataError]:
+    """A comparison for each item. An error of a single one is one of the row."""
+    return fields.attempt(make, items) if len(items) > 1 else iter([make(items[0])])
+
+
+def _labelled(label: Comparison, *turns: Conversation) -> Comparison:
+    """A label with the prompt and the two sides, also of two whole conversations."""
+    prompt, chosen, rejected = split_sides(*turns)
+    return fields.checked_comparison(
+        replace(label, prompt=prompt, chosen=chosen, rejected=rejected),
+    )
 
 
 def _side(value: JsonValue, name: str) -> Conversation:
@@ -158,42 +138,34 @@ def _prompt(row: Row) -> Conversation:
     return (replace(messages[0], tools=tools), *messages[1:]) if tools and messages else messages
 
 
-class _Label(TypedDict):
-    margin: float | None
-    tie: bool
-    probability: float
-    annotations: tuple[Annotation, ...]
-    group: str
-
-
-def _label(row: Row, names: tuple[str, str]) -> _Label:
-    margin, equal = _margin(row, names)
-    tie = fields.boolean(row["tie"], "tie") if fields.has(row, "tie") else equal or _said_tie(row)
+def _label(row: Row, names: tuple[str, str]) -> Comparison:
+    """The verdict of a row on its sides, as a comparison without their texts."""
+    margin, tie = _margin(row, names)
+    if fields.has(row, "tie"):
+        tie = fields.boolean(row["tie"], "tie")
+    # that of distilabel
+    elif not tie and dict.get(row, "status") in ("unchanged", "swapped", "tie"):
+        tie = row["status"] == "tie"
     probability = 0.5 if tie else 1.0
     if fields.has(row, "probability"):
         probability = fields.number(row["probability"], "probability")
     if not 0.0 <= probability <= 1.0:
         raise DataError(f"impossible probability: {probability}")
-    votes = (
-        fields.sequence(row["annotations"], "annotations") if fields.has(row, "annotations") else []
+    name = "annotations"
+    votes = fields.sequence(row[name], name) if fields.has(row, name) else ()
+    return Comparison(
+        (),
+        (),
+        (),
+        group=fields.optional(row, "group"),
+        margin=margin,
+        tie=tie,
+        probability=probability,
+        annotations=tuple(map(_annotation, votes)),
     )
-    annotations = tuple(map(_annotation, votes))
-    group = fields.optional(row, "group")
-    return {
-        "margin": margin,
-        "tie": tie,
-        "probability": probability,
-        "annotations": annotations,
-        "group": group,
-    }
 
 
-def _said_tie(row: Row) -> bool:
-    """distilabel's `status`: unchanged, swapped or tie."""
-    return dict.get(row, "status") in ("unchanged", "swapped", "tie") and row["status"] == "tie"
-
-
-def _parted(
+def split_sides(
     prompt: Conversation,
     chosen: Conversation,
     rejected: Conversation,
@@ -254,12 +226,21 @@ def _annotation(item: object) -> Annotation:
     if not isinstance(item, dict) or not {"annotator", "preference"} <= item.keys():
         raise DataError("not an annotation: annotations need annotator and preference")
     lean = fields.number(item["preference"], "preference")
+    if "choice" in item:  # a vote of tether's own export: all of it was read
+        without_cells(item)
     if not -1.0 <= lean <= 1.0:
         raise DataError(f"impossible preference: {lean:g} of an annotator, not between -1 and 1")
     return Annotation(fields.as_text(item["annotator"], "annotator"), lean)
 
 
-def read_transcripts(row: Row) -> Iterator[Comparison]:
+def are_transcripts(row: Row) -> bool:
+    """True for two whole transcripts without a prompt beside them."""
+    return "prompt" not in row and all(
+        fields.is_transcript(row[name]) for name in ("chosen", "rejected")
+    )
+
+
+def read_transcripts(row: Row) -> Comparison:
     """The prompt is the longest shared opening that ends on a Human turn; what follows are the two
     continuations.
 
@@ -271,17 +252,15 @@ def read_transcripts(row: Row) -> Iterator[Comparison]:
     )
     length = shared_prompt(chosen, rejected)
     prompt = fields.system_turn(row) + chosen[:length]
-    yield fields.checked_comparison(Comparison(prompt, chosen[length:], rejected[length:]))
+    return fields.checked_comparison(Comparison(prompt, chosen[length:], rejected[length:]))
 
 
 def shared_prompt(chosen: Conversation, rejected: Conversation) -> int:
     """The length of the longest shared opening that ends before an answer.
 
     Raises:
-        DataError: both are the same, or they share no opening.
+        DataError: they share no opening.
     """
-    if chosen == rejected:
-        raise DataError("equal responses: chosen and rejected are the same")
     shared = next(
         (n for n, (one, other) in enumerate(zip(chosen, rejected, strict=False)) if one != other),
         None,
@@ -317,21 +296,23 @@ def read_beside(row: Row) -> Iterator[Comparison | DataError]:
         name, value = fields.first(row, "response", "output", "completion")
         whole = (*fields.prompt_turns(row, *PROMPTS), *fields.turns(value, "assistant", name))
     label = _label(row, ("", ""))
-    prompt = whole[:-1]
     name, value = fields.first(row, "rejected_messages", "rejected_response")
 
     def one(other: object) -> Comparison:
         rejected = fields.turns(other, "assistant", name)
         if not rejected or rejected[0].role == "assistant":
-            return fields.checked_comparison(Comparison(prompt, whole[-1:], rejected, **label))
+            pair = replace(
+                label,
+                prompt=whole[:-1],
+                chosen=whole[-1:],
+                rejected=rejected,
+            )
+            return fields.checked_comparison(pair)
         if whole and whole[0].role == "system" and rejected[0].role != "system":
             rejected = (whole[0], *rejected)
-        rejected = (
-            (replace(rejected[0], tools=rejected[0].tools or whole[0].tools), *rejected[1:])
-            if whole
-            else rejected
-        )
-        return fields.checked_comparison(Comparison(*_parted((), whole, rejected), **label))
+        if whole:
+            opening = replace(rejected[0], tools=rejected[0].tools or whole[0].tools)
+            rejected = (opening, *rejected[1:])
+        return _labelled(label, (), whole, rejected)
 
-    others = _alternatives(name, value)
-    yield from (fields.attempt(one, others) if len(others) > 1 else [one(others[0])])
+    yield from _each(one, _alternatives(name, value))

@@ -5,37 +5,44 @@ pairs, which are one group.
   https://arxiv.org/abs/2310.01377
 - Nectar: https://huggingface.co/datasets/berkeley-nest/Nectar
 - answers of Stack Exchange: https://huggingface.co/datasets/HuggingFaceH4/stack-exchange-preferences
+- trees of OpenAssistant, in which people ranked replies to the same message. A row is a tree
+  (https://github.com/LAION-AI/Open-Assistant/tree/main/oasst-data,
+  https://arxiv.org/abs/2304.07327), or a message of one, as on the hub
+  (https://huggingface.co/datasets/OpenAssistant/oasst2)
 - plain lists, also as distilabel writes them: https://distilabel.argilla.io
-- OpenAI's WebGPT comparisons, two answers with a score each:
-  https://huggingface.co/datasets/openai/webgpt_comparisons, https://arxiv.org/abs/2112.09332
-- the same as lists of two: https://github.com/Linear95/DSP
+- Gemini's tuning on Vertex AI:
+  https://cloud.google.com/vertex-ai/generative-ai/docs/models/gemini-preference-tuning
+- Amazon Nova's on Bedrock:
+  https://docs.aws.amazon.com/nova/latest/userguide/customize-fine-tune-prepare-data.html
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, groupby
 
 from tether.core.errors import DataError
 from tether.core.types import (
     Comparison,
     Conversation,
     Demonstration,
+    Json,
     JsonValue,
+    Message,
     Prompt,
     Record,
-    assistant,
-    user,
 )
-from tether.data.formats import fields
+from tether.data.formats import fields, values
 from tether.data.formats.cells import leave_out
 from tether.data.formats.conversations import MOST, PROMPTS, TURNS_BEFORE
-from tether.data.formats.json_rows import Row
-
-LISTS = ("responses", "generations", "completions", "outputs")
-SCORES = ("scores", "ratings", "rating")
-RANKS = ("ranks", "rank")
+from tether.data.formats.feedback import is_good
+from tether.data.formats.json_rows import BadRow, Row
+from tether.data.formats.judged import RowVerdict, compared
+from tether.data.formats.messages import ROLES
+from tether.data.formats.table import LISTS
+from tether.data.formats.values import missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,114 +81,126 @@ class RankedResponses:
         yield from fields.attempt(self._pair, combinations(self.responses, 2))
 
     def _pair(self, two: tuple[Ranked, Ranked]) -> Comparison:
-        better, worse = two if two[0].worth >= two[1].worth else two[::-1]
-        models = {"chosen_model": better.model, "rejected_model": worse.model}
-        tie = better.worth == worse.worth
-        margin = better.worth - worse.worth if self.measured else None
-        facts = models if any(model is not None for model in models.values()) else {}
-        pair = Comparison(
-            self.prompt,
-            better.response,
-            worse.response,
-            margin=margin,
-            tie=tie,
-            probability=0.5 if tie else 1.0,
-            metadata=facts,
+        lean = two[0].worth - two[1].worth
+        models = [one.model for one in two]
+        verdict = RowVerdict(
+            lean,
+            margin=lean if self.measured else None,
+            models=models,
         )
-        return fields.checked_comparison(pair)
+        return compared(
+            self.prompt,
+            [one.response for one in two],
+            verdict,
+            beside=False,
+        )
 
-    def best(self) -> Iterator[Demonstration]:
+    def best(self) -> Demonstration:
         """The response of the highest worth, the first one among equals."""
         if not self.responses:
             raise DataError("too few responses: the ranking is empty")
         best = max(self.responses, key=lambda ranked: ranked.worth)
-        yield Demonstration(
+        return Demonstration(
             fields.checked_prompt(self.prompt)
             + fields.checked_response(best.response, "the response"),
         )
 
-    def question(self) -> Iterator[Prompt]:
-        yield Prompt(fields.checked_prompt(self.prompt))
 
-
-def ultrafeedback(row: Row) -> RankedResponses:
-    """`completions`, each with `response` and `overall_score`; a completion without a score is left
-    out.
-    """
-    return _ranked(row, "instruction", "completions", ("response", "overall_score"), measured=True)
-
-
-def nectar(row: Row) -> RankedResponses:
-    """`answers`, each with `answer` and `rank`, 1 for the best; ranks are no measure, so there are
-    no margins.
-    """
-    return _ranked(row, "prompt", "answers", ("answer", "rank"), measured=False)
-
-
-def stack_exchange(row: Row) -> RankedResponses:
-    """`answers`, each with `text` and `pm_score`, the logarithm of its votes: higher is better."""
-    return _ranked(row, "question", "answers", ("text", "pm_score"), measured=True)
-
-
-def lists_objects(column: str, *keys: str) -> Callable[[Row], bool]:
-    """A test of rows: does the column list objects with these keys?"""
-
-    def holds(row: Row) -> bool:
-        items = dict.get(row, column)
-        return isinstance(items, list) and any(
-            isinstance(item, Mapping) and item.keys() >= {*keys} for item in items
-        )
-
-    return holds
-
-
-def _ranked(
+def lists_objects(
     row: Row,
-    prompt: str,
     column: str,
-    keys: tuple[str, str],
-    *,
-    measured: bool,
-) -> RankedResponses:
-    """The responses that a column lists as objects; one without a score is left out, one without a
-    rank is an error.
-    """
-    (response, worth), ranked = keys, []
-    items = fields.sequence(row.get(column), column)
-    for item in items:
-        if not isinstance(item, dict):
-            raise DataError(f"not a response: {column} need {response} and {worth}")
-        if not measured or fields.has(item, worth):
-            value = fields.number(item.get(worth), worth) * (1.0 if measured else -1.0)
-            ranked.append(
-                Ranked(
-                    (assistant(fields.as_text(item.get(response), response)),),
-                    value,
-                    item.get("model"),
-                ),
-            )
-    return RankedResponses(
-        fields.prompt_turns(row, prompt),
-        ranked,
-        measured,
-        len(items) - len(ranked),
+    *keys: str,
+) -> bool:
+    """True if the column lists objects with these keys."""
+    return any(
+        isinstance(item, Mapping) and item.keys() >= {*keys} for item in values.list_in(row, column)
     )
 
 
-OBJECTS = (*LISTS, "candidates", "answers")
-_TEXTS = ("response", "text", "content", "answer", "completion", "output", "generation")
-_WORTHS = (("score", 1.0), ("rating", 1.0), ("reward", 1.0), ("overall_score", 1.0), ("rank", -1.0))
+def _ranked(
+    prompt: Conversation,
+    items: Sequence[tuple[JsonValue, JsonValue, JsonValue]],
+    names: tuple[str, str],
+    measured: bool,
+    num_unscored: int = 0,
+) -> RankedResponses:
+    """Responses with their worths and models; `names` are those of both columns."""
+    column, worth = names
+    sign = -1.0 if worth in LISTS["ranks"] else 1.0
+    ranked = [
+        Ranked(
+            fields.turns(own, "assistant", column),
+            sign * fields.number(value, worth),
+            model,
+        )
+        for own, value, model in items
+    ]
+    return RankedResponses(prompt, ranked, measured, num_unscored)
 
 
-def _keys(row: Row) -> tuple[str, str, str, float] | None:
-    """The column that lists objects, their keys of text and of worth, and the sign of the worth."""
-    for column in OBJECTS:
-        items = dict.get(row, column)
-        if isinstance(items, list) and items and all(isinstance(item, dict) for item in items):
-            texts = [key for key in _TEXTS if all(key in item for item in items)]
-            worths = [(key, sign) for key, sign in _WORTHS if all(key in item for item in items)]
-            if texts and worths:
-                return column, texts[0], *worths[0]
+def listed_objects(
+    row: Row,
+    prompt: str,
+    column: str,
+    text: str,
+    worth: str,
+    scale: str = "measured",
+) -> RankedResponses:
+    """The responses that a column lists as objects, each with a text and a worth; one without a
+    score is left out, one without a rank is an error.
+    """
+    measured = scale == "measured"
+    items = fields.sequence(row.get(column), column)
+    before = fields.prompt_turns(row, prompt)
+    if not all(isinstance(item, dict) for item in items):
+        raise DataError(f"not a response: {column} need {text} and {worth}")
+    used = [item for item in items if not measured or fields.has(item, worth)]
+    each = [(item.get(text), item.get(worth), item.get("model")) for item in used]
+    return _ranked(
+        before,
+        each,
+        (f"{column}.{text}", worth),
+        measured,
+        len(items) - len(used),
+    )
+
+
+def has_candidates(row: Row) -> bool:
+    """True for messages whose last one lists candidates."""
+    messages = row["messages"]
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    return isinstance(last, dict) and "candidates" in last
+
+
+def read_nova(row: Row) -> Iterator[Comparison | DataError]:
+    """`messages`, the last of which lists `candidates`, each with `content` and a
+    `preferenceLabel`.
+    """
+    *before, last = fields.sequence(row.get("messages"), "messages") or [None]
+    items = fields.sequence(last.get("candidates"), "candidates") if isinstance(last, dict) else []
+    if not items or not all(isinstance(item, dict) for item in items):
+        raise DataError("not a comparison: the last message lists no candidates")
+    prompt: Conversation = fields.system_turn(row) + fields.turns(before, "user", "messages")
+    names = ("candidates.content", "preferenceLabel")
+    each = [
+        ({"role": "assistant", "content": item.get("content")}, is_good(label, names[1]), None)
+        for item in items
+        for label in (item.get("preferenceLabel"),)
+    ]
+    return _ranked(prompt, each, names, measured=False).pairs()
+
+
+def _keys(row: Row) -> tuple[str, str, str] | None:
+    """The column that lists objects, and their keys of text and of worth."""
+    for column in LISTS["objects"]:
+        items = values.list_in(row, column)
+        if items and all(isinstance(item, dict) for item in items):
+            text, worth = (
+                next((key for key in LISTS[keys] if all(key in item for item in items)), "")
+                for keys in ("texts_of_objects", "worths")
+            )
+            if text and worth:
+                return column, text, worth
     return None
 
 
@@ -196,95 +215,178 @@ def scored_objects(row: Row) -> RankedResponses:
     """
     if (keys := _keys(row)) is None:
         raise DataError("not a ranking: no list of objects with a text and a score each")
-    column, text, worth, sign = keys
     prompt = next((name for name in (*PROMPTS, *TURNS_BEFORE) if fields.has(row, name)), PROMPTS[0])
-    return _ranked(row, prompt, column, (text, worth), measured=sign > 0)
+    return listed_objects(row, prompt, *keys, "" if keys[2] == "rank" else "measured")
 
 
 def lists(row: Row) -> RankedResponses:
     """Responses beside `scores` or `ratings` (higher is better) or `ranks` (1 is the best); one
     without a score is left out.
     """
-    column, responses = fields.first(row, *LISTS)
-    measured = fields.has(row, *SCORES)
-    name, values = fields.first(row, *(SCORES if measured else RANKS))
+    column, responses = fields.first(row, *LISTS["responses"])
+    measured = fields.has(row, *LISTS["scores"])
+    name, worths = fields.first(row, *LISTS["scores" if measured else "ranks"])
     responses = fields.sequence(responses, column)
-    values = fields.sequence(values, name)
-    if len(responses) != len(values):
-        raise DataError(f"uneven lists: {len(responses)} {column} but {len(values)} {name}")
-    both = [
-        (response, value)
-        for response, value in zip(responses, values, strict=True)
-        if value is not None or not measured
+    worths = fields.sequence(worths, name)
+    if len(responses) != len(worths):
+        raise DataError(f"uneven lists: {len(responses)} {column} but {len(worths)} {name}")
+    each = [
+        (response, worth, None)
+        for response, worth in zip(responses, worths, strict=True)
+        if not measured or worth is not None
     ]
-    sign = 1.0 if measured else -1.0
-    ranked = [
-        Ranked(fields.turns(one, "assistant", column), sign * fields.number(value, name))
-        for one, value in both
-    ]
-    return RankedResponses(
-        fields.prompt_turns(row, *PROMPTS, *TURNS_BEFORE),
-        ranked,
-        measured,
-        len(responses) - len(ranked),
-    )
+    before = fields.prompt_turns(row, *PROMPTS, *TURNS_BEFORE)
+    return _ranked(before, each, (column, name), measured, len(responses) - len(each))
 
 
-def readers(parse: Callable[[Row], RankedResponses]) -> dict[type, fields.Reader[Record]]:
+def readers(parse: Callable[[Row], RankedResponses]) -> dict[type, fields.RowReader[Record]]:
     """Readers of a ranking: all its pairs, its best response, its prompt."""
 
-    def best(row: Row) -> Iterator[Demonstration]:
-        yield from parse(row).best()
+    def best(row: Row) -> Demonstration:
         leave_out(row, "rejected")
+        return parse(row).best()
 
-    def question(row: Row) -> Iterator[Prompt]:
-        yield from parse(row).question()
+    def question(row: Row) -> Prompt:
         leave_out(row, "chosen", "rejected")
+        return Prompt(parse(row).prompt)
 
     return {Comparison: lambda row: parse(row).pairs(), Demonstration: best, Prompt: question}
 
 
-def read_webgpt(row: Row) -> Iterator[Comparison | DataError]:
-    """`question` (its `full_text`), `answer_0`, `answer_1`, `score_0`, `score_1`, as on the hub;
-    equal scores are ties.
+ORPHAN = (
+    "orphan: the message that it answers is not among the neighbouring rows of its tree; sort the "
+    "rows by message_tree_id, and keep whole trees"
+)
+
+
+def gather(rows: Iterator[tuple[int, Row | BadRow]]) -> Iterator[tuple[int, Row | BadRow]]:
+    """Neighbouring rows of one tree as one row, `prompt` with `replies`, under the number of its
+    root; any other row as it is.
+
+    Parents may come after their children. Only one tree is in memory.
     """
-    question = row.get("question")
-    is_object = isinstance(question, Mapping)
-    prompt = (
-        fields.as_text(question.get("full_text"), "question.full_text")
-        if is_object
-        else fields.text(row, "question")
-    )
-    answers = [(assistant(fields.text(row, f"answer_{side}")),) for side in (0, 1)]
-    scores = [fields.number(row.get(f"score_{side}"), f"score_{side}") for side in (0, 1)]
-    return RankedResponses(
-        (user(prompt),),
-        list(map(Ranked, answers, scores)),
-        measured=True,
-    ).pairs()
+    for tree, group in groupby(rows, _tree):
+        if tree is None:
+            yield from group
+        else:
+            yield from _linked([(number, row) for number, row in group if isinstance(row, dict)])
 
 
-def read_webgpt_lists(row: Row) -> Iterator[Comparison | DataError]:
-    """`text`, two transcripts of ## Human: and ## Assistant:, and `score` a number for each."""
-    both = fields.sequence(row.get("text"), "text")
-    scores = fields.sequence(row.get("score"), "score")
-    if len(both) != 2 or len(scores) != 2:
-        raise DataError(f"not a pair: {len(both)} texts and {len(scores)} scores")
-    (question, one), (other, two) = (
-        _question_answer(fields.as_text(item, "text")) for item in both
-    )
-    if question != other:
-        raise DataError("no shared prompt: the two texts begin with different questions")
-    ranked = [
-        Ranked((assistant(words),), fields.number(score, "score"))
-        for words, score in zip((one, two), scores, strict=True)
+def _tree(numbered: tuple[int, Row | BadRow]) -> str | None:
+    """The name of the tree of a message; None for any other row."""
+    _, row = numbered
+    if isinstance(row, BadRow) or not row.keys() >= {"message_id", "parent_id", "text", "role"}:
+        return None
+    return str(row.get("message_tree_id"))
+
+
+def _linked(group: Sequence[tuple[int, Row]]) -> Iterator[tuple[int, Row | BadRow]]:
+    """The tree that these rows make, and those whose parent is missing."""
+    nodes: dict[str, Json] = {
+        str(row["message_id"]): {**_filled(row), "replies": []} for _, row in group
+    }
+    roots: list[tuple[int, Row | BadRow]] = []
+    for number, row in group:
+        node = nodes[str(row["message_id"])]
+        above = row.get("parent_id")
+        if missing(above) or above == "":
+            roots.append((number, {"message_tree_id": row.get("message_tree_id"), "prompt": node}))
+        elif str(above) in nodes:
+            nodes[str(above)]["replies"].append(node)
+        else:
+            roots.append((number, BadRow(ORPHAN, str(row.get("text"))[:400])))
+    yield from roots
+
+
+def _filled(row: Row) -> Json:
+    """The keys of a message that hold something; what the tree itself says is left out."""
+    structure = ("parent_id", "message_tree_id")
+    return {
+        name: value
+        for name, value in row.items()
+        if name not in structure and not missing(value) and value != ""
+    }
+
+
+def read_tree(row: Row) -> Iterator[Comparison | DataError]:
+    """All pairs of ranked assistant siblings, at every depth; 0 is the best rank and equal ranks
+    tie.
+
+    Unranked siblings give no pair. A tree without ranked siblings is no comparison at all.
+    """
+    questions = list(_questions(_root(row), ()))
+    rivals = [
+        RankedResponses(
+            path,
+            [
+                Ranked((_message(reply),), -_rank(reply))
+                for reply in sorted(replies, key=_rank)
+                if fields.has(reply, "rank")
+            ],
+            measured=False,
+        )
+        for path, replies in questions
     ]
-    return RankedResponses((user(question),), ranked, measured=True).pairs()
+    used = [several for several in rivals if len(several.responses) > 1]
+    if not used:
+        raise DataError("no ranked siblings: the tree holds no comparison")
+    if sum(len(replies) for _, replies in questions) > sum(len(one.responses) for one in used):
+        leave_out(row, "prompt.replies without a ranked sibling")
+    for several in used:
+        yield from several.pairs()
 
 
-def _question_answer(words: str) -> tuple[str, str]:
-    before, human, rest = words.partition("## Human:")
-    question, marked, answer = rest.partition("## Assistant:")
-    if before.strip() or not human or not marked:
-        raise DataError("not a transcript: no ## Human: and ## Assistant: in column text")
-    return question.strip(), answer.strip()
+def read_best_path(row: Row) -> Demonstration:
+    """The path that follows the best-ranked reply at every turn, up to its last assistant turn."""
+    node: Row | None = _root(row)
+    path: list[Message] = []
+    while node is not None:
+        path.append(_message(node))
+        node = min(_replies(node), key=_rank, default=None)
+    leave_out(row, "prompt.replies off the best path")
+    return fields.up_to_reply(tuple(path), {})
+
+
+def read_root(row: Row) -> Prompt:
+    """The prompt at the root of the tree."""
+    return Prompt((_message(_root(row)),))
+
+
+def _root(row: Row) -> Row:
+    root = row.get("prompt")
+    if not isinstance(root, dict):
+        raise DataError("not a tree: column prompt holds no message")
+    return root
+
+
+def _questions(node: Row, before: Conversation) -> Iterator[tuple[Conversation, list[Row]]]:
+    """Every prompter turn with the conversation up to it and the replies to it."""
+    path = (*before, _message(node))
+    replies = _replies(node)
+    if path[-1].role == "user":
+        yield path, replies
+    for reply in replies:
+        yield from _questions(reply, path)
+
+
+def _replies(node: Row) -> list[Row]:
+    replies = fields.sequence(node.get("replies") or (), "replies")
+    return [reply for reply in replies if isinstance(reply, dict) and not reply.get("deleted")]
+
+
+def _rank(node: Row) -> float:
+    return fields.number(node["rank"], "rank") if fields.has(node, "rank") else math.inf
+
+
+def _message(node: Row) -> Message:
+    role = ROLES.get(str(node.get("role")))
+    if role is None:
+        raise DataError(f"unknown role: {node.get('role')!r:.40}")
+    return Message(role, fields.as_text(node.get("text"), "text"))
+
+
+def is_tree(row: Row) -> bool:
+    """True if a row is a tree: its prompt is a node, and it says so or has replies."""
+    return isinstance(row["prompt"], Mapping) and (
+        "message_tree_id" in row or "replies" in row["prompt"]
+    )

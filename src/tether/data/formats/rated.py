@@ -6,6 +6,9 @@
   https://huggingface.co/datasets/peiyi9979/Math-Shepherd, https://arxiv.org/abs/2312.08935
 - ProcessBench, which names the first wrong step:
   https://huggingface.co/datasets/Qwen/ProcessBench, https://arxiv.org/abs/2412.06559
+- PRMBench, which names all wrong steps: https://github.com/ssmisya/PRMBench,
+  https://arxiv.org/abs/2501.03124
+- plain rows: https://huggingface.co/docs/trl/dataset_formats#stepwise-supervision
 - steps as turns of a conversation, each answered by + or -:
   https://huggingface.co/datasets/RLHFlow/Mistral-PRM-Data
 """
@@ -13,12 +16,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterable
 
 from tether.core.errors import DataError
 from tether.core.types import Conversation, JsonValue, StepLabels, user
-from tether.data.formats import fields, nested
+from tether.data.formats import fields, values
 from tether.data.formats.conversations import conversation
 from tether.data.formats.fields import LeftOutError
 from tether.data.formats.json_rows import Row, kind_name
@@ -34,19 +36,28 @@ _FIRST = re.compile(r"(?<!\S)(?=Step 1\s*[:.])")
 
 def with_labels(
     prompt: Conversation,
-    steps: tuple[str, ...],
-    labels: tuple[bool | None, ...],
+    steps: Iterable[str],
+    labels: Iterable[bool | None],
     group: str = "",
+    **facts: object,
 ) -> StepLabels:
     """The solution, if it has steps and a label for each."""
-    if not steps:
+    solution = StepLabels(
+        prompt,
+        tuple(steps),
+        tuple(labels),
+        group=group,
+        metadata=facts,
+    )
+    counts = len(solution.steps), len(solution.labels)
+    if not solution.steps:
         raise DataError("no steps: the solution is empty")
-    if len(steps) != len(labels):
-        raise DataError(f"uneven lists: {len(steps)} steps but {len(labels)} labels")
-    return StepLabels(fields.checked_prompt(prompt), steps, labels, group=group)
+    if counts[0] != counts[1]:
+        raise DataError(f"uneven lists: {counts[0]} steps but {counts[1]} labels")
+    return solution
 
 
-def read_prm800k(row: Row) -> Iterator[StepLabels]:
+def read_prm800k(row: Row) -> StepLabels:
     """The steps that the labeller went on with, and the first completion where there was none.
     Ratings 1, 0 and -1 are right, unjudged and wrong; as numbers they are the metadata `ratings`. A
     step that the labeller wrote counts as right.
@@ -54,20 +65,17 @@ def read_prm800k(row: Row) -> Iterator[StepLabels]:
     Raises:
         LeftOutError: the labeller gave the problem up as a bad one.
     """
-    label = nested.inner(row, "label")
+    label = values.inner(row, "label")
     if label.get("finish_reason") == "bad_problem":
         raise LeftOutError("bad problem: its labeller gave it up")
     judged = [_followed(step) for step in sequence(label.get("steps"), "label.steps")]
     ratings = [None if missing(rating) else fields.number(rating, "rating") for _, rating in judged]
-    holds_object = bool(nested.object_in(row, "question"))
-    problem = (
-        fields.text(nested.inner(row, "question"), "problem")
-        if holds_object
-        else fields.text(row, "question")
-    )
-    question = (user(problem),)
-    solution = with_labels(question, tuple(step for step, _ in judged), tuple(map(_rated, ratings)))
-    yield replace(solution, metadata={"ratings": ratings})
+    if values.object_in(row, "question"):
+        problem = fields.text(values.inner(row, "question"), "problem")
+    else:
+        problem = fields.text(row, "question")
+    steps = (step for step, _ in judged)
+    return with_labels((user(problem),), steps, map(_rated, ratings), ratings=ratings)
 
 
 def _followed(step: object) -> tuple[str, JsonValue]:
@@ -97,13 +105,13 @@ def is_prm800k(row: Row) -> bool:
     """Recognise a label with steps beside a question: an object with the problem, or the problem
     itself.
     """
-    question = nested.object_in(row, "question")
-    label = nested.object_in(row, "label")
+    question = values.object_in(row, "question")
+    label = values.object_in(row, "label")
     asked = "problem" in question if question else isinstance(row["question"], str)
     return asked and bool(label) and "steps" in label
 
 
-def read_rated_steps(row: Row) -> Iterator[StepLabels]:
+def read_rated_steps(row: Row) -> StepLabels:
     """Steps that are objects with a text and a rating (1, 0, -1: right, unjudged, wrong) or a
     verdict (true, false).
     """
@@ -114,65 +122,75 @@ def read_rated_steps(row: Row) -> Iterator[StepLabels]:
     for step in sequence(row.get("steps"), "steps"):
         if not isinstance(step, dict):
             raise DataError(f"not a step: column steps holds {kind_name(step)}")
-        name, value = fields.first(step, *_RATINGS) if fields.has(step, *_RATINGS) else ("", None)
+        name = next((name for name in _RATINGS if fields.has(step, name)), "")
+        label = step[name] if name else None
         steps.append(fields.text(step, *_TEXTS))
-        ratings.append(value)
-        is_rating = name == "rating" and not isinstance(value, bool)
-        labels.append(
-            _rated(fields.number(value, name))
-            if is_rating
-            else None
-            if value is None
-            else fields.boolean(value, name),
-        )
-    yield replace(with_labels(prompt, tuple(steps), tuple(labels)), metadata={"ratings": ratings})
+        ratings.append(label)
+        if name == "rating" and not isinstance(label, bool):
+            label = _rated(fields.number(label, name))
+        labels.append(None if label is None else fields.boolean(label, name))
+    return with_labels(prompt, steps, labels, ratings=ratings)
+
+
+def has_first_error(row: Row) -> bool:
+    """True unless there is a label for each step."""
+    return not isinstance(row["label"], list)
 
 
 def has_rated_steps(row: Row) -> bool:
-    steps = nested.list_in(row, "steps")
+    steps = values.list_in(row, "steps")
     return bool(steps) and all(
         isinstance(step, dict) and fields.has(step, *_TEXTS) for step in steps
     )
 
 
-def read_first_error(row: Row) -> Iterator[StepLabels]:
+def read_first_error(row: Row) -> StepLabels:
     """`label` is the place of the first wrong step, counted from 0, or -1 where all are right.
     Steps after it are unjudged.
     """
     steps = fields.texts(row, "steps")
-    first = fields.number(row.get("label"), "label")
-    if first != int(first) or not -1 <= first < len(steps):
-        raise DataError(
-            f"error step out of range: label {first:g} of a solution of {len(steps)} steps",
-        )
-    wrong = len(steps) if first == -1 else int(first)
-    labels = tuple(
-        True if place < wrong else False if place == wrong else None for place in range(len(steps))
+    first = _place(row.get("label"), "label", range(-1, len(steps)), len(steps))
+    judged = [True] * first + [False] if first >= 0 else [True] * len(steps)
+    labels = (*judged, *[None] * (len(steps) - len(judged)))
+    return with_labels(
+        fields.prompt_turns(row, "problem", "question", "prompt"),
+        steps,
+        labels,
     )
-    yield with_labels(fields.prompt_turns(row, "problem", "question", "prompt"), steps, labels)
 
 
-def read_marked_steps(row: Row) -> Iterator[StepLabels]:
+def _place(
+    value: JsonValue,
+    name: str,
+    places: range,
+    count: int,
+) -> int:
+    """The place of a wrong step; one outside the solution belongs to another text."""
+    place = fields.number(value, name)
+    if place not in places:
+        raise DataError(
+            f"error step out of range: {name} {place:g} of a solution of {count} steps",
+        )
+    return int(place)
+
+
+def read_marked_steps(row: Row) -> StepLabels:
     """Math-Shepherd: `input` with a mark after each step, and `label` with + or - in its place.
 
     Raises:
         DataError: both differ in more than the marks.
     """
-    pieces = fields.text(row, "input").split(MARK)
-    marked = fields.text(row, "label")
-    signs = []
-    position = 0
-    for piece in pieces[:-1]:
-        end = position + len(piece)
-        if marked[position:end] != piece or marked[end : end + 1] not in ("+", "-"):
-            raise DataError("uneven marks: label is not the text of input with + or - at its marks")
-        signs.append(marked[end] == "+")
-        position = end + 1
-    question, first = _parted(pieces[0])
-    yield with_labels(
+    *pieces, _ = fields.text(row, "input").split(MARK)
+    pattern = "".join(re.escape(piece) + "([+-])" for piece in pieces)
+    signs = re.match(pattern, fields.text(row, "label"))
+    if not signs:
+        raise DataError("uneven marks: label is not the text of input with + or - at its marks")
+    question, first = _parted("".join(pieces[:1]))
+    steps = (first, *(piece.strip() for piece in pieces[1:]))
+    return with_labels(
         (user(question),),
-        (first, *(piece.strip() for piece in pieces[1:-1])),
-        tuple(signs),
+        steps,
+        (sign == "+" for sign in signs.groups()),
     )
 
 
@@ -190,7 +208,7 @@ def has_marks(row: Row) -> bool:
     return isinstance(row["input"], str) and MARK in row["input"] and isinstance(row["label"], str)
 
 
-def read_answered_steps(row: Row) -> Iterator[StepLabels]:
+def read_answered_steps(row: Row) -> StepLabels:
     """Turns of a user that are steps, the first one behind the question, each answered by + or
     -.
     """
@@ -200,16 +218,70 @@ def read_answered_steps(row: Row) -> Iterator[StepLabels]:
     if not questions:
         raise DataError("no steps: the conversation has no turn of a user")
     question, first = _parted(questions[0])
-    yield with_labels(
-        (user(question),),
-        (first, *(step.strip() for step in questions[1:])),
-        tuple(signs),
-    )
+    steps = (first, *(step.strip() for step in questions[1:]))
+    return with_labels((user(question),), steps, signs)
 
 
 def has_answered_steps(row: Row) -> bool:
     """True if all that the assistant says is + or -."""
     name = "messages" if "messages" in row else "conversations"
-    turns = [turn for turn in nested.list_in(row, name) if isinstance(turn, dict)]
+    turns = [turn for turn in values.list_in(row, name) if isinstance(turn, dict)]
     replies = [str(turn.get("content") or turn.get("value")).strip() for turn in turns[1::2]]
     return bool(replies) and all(reply in ("+", "-") for reply in replies)
+
+
+def read_prmbench(row: Row) -> StepLabels:
+    """The modified question and solution; `error_steps` are 1-based and all other steps are right.
+    The group is the problem that was modified, so all its variants are on one side of a split.
+
+    Raises:
+        DataError: an error step is outside the solution, so the annotation belongs to another
+            text.
+    """
+    steps = fields.texts(row, "modified_process")
+    places = range(1, len(steps) + 1)
+    errors = {
+        _place(step, "error_steps", places, len(steps))
+        for step in fields.sequence(row.get("error_steps"), "error_steps")
+    }
+    question = (user(fields.text(row, "modified_question", "question")),)
+    original = fields.optional(row, "question")
+    facts = {"question": original} if original else {}
+    labels = (place not in errors for place in places)
+    return with_labels(question, steps, labels, original, **facts)
+
+
+def read_steps(row: Row) -> StepLabels:
+    """`steps` or `completions` with `labels`: booleans, 0/1, +/- or null for a step without a
+    judgment.
+    """
+    steps = fields.texts(row, "steps" if fields.has(row, "steps") else "completions")
+    labels = (
+        None if missing(label) else _verdict(label)
+        for label in sequence(row.get("labels"), "labels")
+    )
+    return with_labels(
+        fields.prompt_turns(row, "prompt", "question", "problem"),
+        steps,
+        labels,
+    )
+
+
+def _verdict(label: object) -> bool:
+    """A step's label; numbers that are no verdict have a column of their own.
+
+    Raises:
+        DataError: it is none; the message says so, and the way out.
+    """
+    try:
+        value = fields.number(label, "labels")
+    except DataError:
+        value = 0.0  # a word
+    if value not in (0.0, 1.0):
+        kind = "a probability" if 0 < value < 1 else "a rating"
+        raise DataError(
+            f"unreadable label: labels holds {value:g}, {kind} and no verdict. Put such numbers "
+            "into a column of their own and name it by label_column (ratings -1, 0, 1 with "
+            "classes = 3). In labels write true or false, or null for an unjudged step",
+        )
+    return fields.boolean(label, "labels")

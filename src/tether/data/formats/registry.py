@@ -4,87 +4,36 @@ and its rows become records of the wanted kind.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from dataclasses import fields as dataclass_fields
+from pkgutil import resolve_name
 from typing import Any
 
 from tether.core.errors import DataError
 from tether.core.types import (
     Comparison,
-    Conversation,
     Demonstration,
     Feedback,
-    Problem,
     Prompt,
     Record,
-    StepLabels,
 )
-from tether.data.formats import (
-    arena,
-    conversations,
-    feedback,
-    fields,
-    hosted,
-    judged,
-    nested,
-    pairs,
-    rankings,
-    rated,
-    rendered,
-    sides,
-    solved,
-    verdicts,
-)
-from tether.data.formats.advice import way_out
+from tether.data.formats import feedback, fields, judged, rankings
 from tether.data.formats.cells import Cells, without_cells
-from tether.data.formats.conversations import prompt_reader
-from tether.data.formats.fields import (
-    LeftOutError,
-    Reader,
-    T,
-    demonstration,
-    is_transcript,
-    unfolded,
-)
+from tether.data.formats.conversions import CONVERSIONS, Conversion, prompt_of
+from tether.data.formats.fields import LeftOutError, Reader, RowReader, T, unfolded
 from tether.data.formats.json_rows import Row
-from tether.data.formats.marks import refuse_bad_reply, refuse_media
+from tether.data.formats.pairs import NAMES
+from tether.data.formats.sides import two_answers
+from tether.data.formats.table import KINDS, LISTS, TABLES
+from tether.data.formats.values import FALSE, TRUE
 from tether.settings.synonyms import alike
-
-KINDS: dict[type, tuple[str, str]] = {
-    Prompt: (
-        "prompts",
-        "Prompts need a question to answer, for example a column prompt, "
-        "question, instruction or messages.",
-    ),
-    Demonstration: (
-        "demonstrations",
-        "Demonstrations need a response, for example columns prompt, response or messages.",
-    ),
-    Comparison: (
-        "preferences",
-        "Preferences need two responses per prompt, for example columns prompt, chosen, rejected.",
-    ),
-    Feedback: (
-        "feedback",
-        "Feedback needs a response and a verdict, for example columns prompt, completion, label.",
-    ),
-    StepLabels: (
-        "step labels",
-        "Step labels need steps and a verdict for each, for example columns prompt, steps, labels.",
-    ),
-    Problem: (
-        "problems",
-        "Problems need a question and a checkable answer, for example columns question, answer.",
-    ),
-}
-"""Each kind's name for people, and what a file needs to hold it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A published layout of rows, one line of `registry.FORMATS`.
+    """A published layout of rows, a table of formats.toml.
 
     `columns` are required: `a|b` means either. `readers` give the records by kind; the first kind
     is the native one. Other kinds may follow by conversion, except those in `refuses`, for which a
@@ -94,7 +43,7 @@ class Format:
 
     name: str
     columns: str
-    readers: Mapping[type, Reader[Record]]
+    readers: Mapping[type, RowReader[Record]]
     _: KW_ONLY
     holds: Callable[[Row], bool] | None = None
     refuses: tuple[type, ...] = ()
@@ -112,255 +61,87 @@ class Format:
         )
 
 
-_PAIR = {Comparison: pairs.read_pair}
-_CONVERSATION = {Demonstration: conversations.read_conversation, Prompt: conversations.read_opening}
-_INSTRUCTION = {Demonstration: conversations.read_instruction, Prompt: prompt_reader("instruction")}
-_RESPONSE = {
-    Demonstration: conversations.read_prompt_response,
-    Prompt: prompt_reader(*conversations.ASKED),
-}
-_TEXT = {Demonstration: rendered.read_text, Prompt: rendered.read_text_opening}
-_READING = {
-    Demonstration: conversations.read_reading,
-    Problem: solved.read_span,
-    Prompt: prompt_reader("question"),
-}
-_WORKED = {Demonstration: verdicts.read_worked}
-_ANSWER = "|".join(solved.ANSWERS)
-_UNREADABLE = {
-    "segments": "segments are pieces of a rendered text, which belong to one template. Write the "
-    "conversation as messages, with "
-    "train: false at turns that are not to be learned.",
-}
-"""Columns of published layouts that no reader takes, with the way out."""
-_TREE = {
-    Comparison: conversations.read_tree,
-    Demonstration: conversations.read_best_path,
-    Prompt: conversations.read_prompt,
-}
-_SOLUTIONS = {
-    Feedback: verdicts.read_gsm8k_solutions,
-    Problem: verdicts.read_gsm8k_truth,
-    Prompt: prompt_reader("question"),
-}
-_FEEDBACK = {Feedback: feedback.read_feedback}
-_ANY_PROMPT = "|".join((*conversations.PROMPTS, *conversations.TURNS_BEFORE))
-_PROMPTS = ("prompt", "question", "instruction", "problem", "query", "input", "inputs")
-
-
-# The middle of a ranking is chosen in one pair and rejected in the next: as single verdicts these would contradict.
-# fmt: off
-FORMATS: tuple[Format, ...] = (
-    Format("hh", "chosen rejected", {Comparison: pairs.read_transcripts},
-           holds=lambda row: "prompt" not in row and is_transcript(row["chosen"]) and is_transcript(row["rejected"])),
-    Format("helpsteer3", "context response1 response2 overall_preference", {Comparison: judged.read_helpsteer3}),
-    Format("helpsteer2_preference", "prompt response_1 response_2 "
-                                    "preference_strength", {Comparison: judged.read_helpsteer2}),
-    Format("safe_rlhf", f"{_ANY_PROMPT} response_0 response_1 "
-                        "better_response_id", {Comparison: judged.read_safe_rlhf},
-           doubts=judged.other_count("better_response_id", 0, 1)),
-    Format("shp", f"history|{_ANY_PROMPT} human_ref_A human_ref_B labels", {Comparison: judged.read_shp},
-           doubts=judged.other_count("labels", 0, 1)),
-    Format("summarize_from_feedback", "info summaries choice", {Comparison: judged.read_summaries},
-           doubts=judged.other_count("choice", 0, 1)),
-    Format("arena", "conversation_a conversation_b winner", {Comparison: arena.read_arena}),
-    Format("rated_conversations", "conv_A conv_B conv_A_rating "
-                                  "conv_B_rating", {Comparison: arena.read_rated}),
-    Format("arena_lists", "prompt response_a response_b winner_model_a "
-                          "winner_model_b", {Comparison: arena.read_arena_lists}),
-    Format("gemini_preference", "contents completions", rankings.readers(hosted.gemini), refuses=(Feedback,),
-           holds=rankings.lists_objects("completions", "completion", "score")),
-    Format("nova_preference", "messages", {Comparison: hosted.nova}, holds=hosted.has_candidates),
-    Format("prometheus_preference", "orig_instruction orig_response_A orig_response_B "
-                                    "orig_preference",
-           {Comparison: judged.read_prometheus, Prompt: prompt_reader("orig_instruction")}, refuses=(Demonstration,)),
-    Format("alpaca_eval", "instruction output_1 output_2 preference", {Comparison: judged.read_alpaca_eval},
-           doubts=judged.half_a_scale),
-    Format("llmbar", f"{_ANY_PROMPT} output_1 output_2 label", {Comparison: judged.read_llmbar},
-           doubts=judged.other_count("label", 1, 2)),
-    Format("pandalm", "instruction response1 response2 "
-                      "annotator1|annotator_1", {Comparison: judged.read_pandalm}),
-    Format("open_instruct", "prompt completion_a completion_b preference", {Comparison: judged.read_open_instruct}),
-    Format("webgpt", "question answer_0 answer_1 score_0 score_1", {Comparison: rankings.read_webgpt}),
-    Format("webgpt_lists", "text score", {Comparison: rankings.read_webgpt_lists}),
-    Format("two_answers", "|".join(sides.VERDICTS), {Comparison: judged.read_two_answers}, holds=sides.names_better),
-    Format("sharegpt_pairs", "conversations chosen rejected", _PAIR),
-    Format("preference", "chosen rejected", _PAIR, holds=lambda row: pairs.named_pair(row) is not None),
-    Format("rejected_beside", "messages|conversations|response|output|completion "
-                              "rejected_response|rejected_messages",
-           {Comparison: pairs.read_beside}, holds=pairs.is_rejected_beside),
-    Format("preference_names", "|".join(sorted({name for pair in pairs.NAMES for name in pair})), _PAIR,
-           holds=lambda row: pairs.named_pair(row) is not None),
-    Format("ultrafeedback", "instruction completions", rankings.readers(rankings.ultrafeedback), refuses=(Feedback,),
-           holds=rankings.lists_objects("completions", "response")),
-    Format("stack_exchange", "question answers", rankings.readers(rankings.stack_exchange), refuses=(Feedback,),
-           holds=rankings.lists_objects("answers", "pm_score")),
-    Format("nectar", "prompt answers", rankings.readers(rankings.nectar), refuses=(Feedback,)),
-    Format("ranking", f"{_ANY_PROMPT} {'|'.join(rankings.LISTS)} "
-                      f"{'|'.join((*rankings.SCORES, *rankings.RANKS))}",
-           rankings.readers(rankings.lists), refuses=(Feedback,)),
-    Format("ranked_objects", "|".join(rankings.OBJECTS), rankings.readers(rankings.scored_objects), refuses=(Feedback,),
-           holds=rankings.are_objects),
-    Format("scored_answers", _ANY_PROMPT, {Comparison: judged.read_scored}, holds=judged.are_scored),
-    Format("open_assistant", "prompt", _TREE, holds=conversations.is_tree, refuses=(Feedback,)),
-    Format("kto_messages", "messages|conversations|conversation "
-                           f"{'|'.join(feedback.LABELS)}", _FEEDBACK,
-           holds=feedback.has_verdict, doubts=feedback.scaled),
-    Format("kto", f"{_ANY_PROMPT} {'|'.join(feedback.RESPONSES)} "
-                  f"{'|'.join(feedback.LABELS)}", _FEEDBACK,
-           holds=feedback.has_verdict, doubts=feedback.scaled),
-    Format("prm800k", "question label", {StepLabels: rated.read_prm800k}, holds=rated.is_prm800k),
-    Format("math_shepherd", "input label", {StepLabels: rated.read_marked_steps}, holds=rated.has_marks),
-    Format("answered_steps", "messages|conversations", {StepLabels: rated.read_answered_steps}, holds=rated.has_answered_steps,
-           refuses=(Prompt,)),
-    Format("process_bench", "prompt|question|problem steps label", {StepLabels: rated.read_first_error},
-           holds=lambda row: not isinstance(row["label"], list)),
-    Format("rated_steps", "prompt|question|problem|instruction steps", {StepLabels: rated.read_rated_steps},
-           holds=rated.has_rated_steps),
-    Format("prmbench", "modified_process error_steps", {StepLabels: verdicts.read_prmbench}),
-    Format("steps", "prompt|question|problem steps|completions labels", {StepLabels: verdicts.read_steps}),
-    Format("truthful_qa", "question answer true info", {Feedback: feedback.read_truthful_qa}),
-    Format("mt_bench", "turns", {Prompt: conversations.read_turns}, holds=lambda row: not nested.is_dialogue(row, "turns")),
-    Format("human_eval", "prompt entry_point test", {Prompt: prompt_reader("prompt")}),
-    Format("model_written_evals", "question answer_matching_behavior", {Prompt: prompt_reader("question")}),
-    Format("sycophancy", "prompt corrects incorrects", {Prompt: prompt_reader("prompt")}),
-    Format("self_instruct", "instruction instances", {Demonstration: conversations.read_self_instruct}),
-    Format("alpaca_eval_instructions", "instruction output generator", _INSTRUCTION),
-    Format("dolly", "instruction context response", _INSTRUCTION),
-    Format("alpaca", "instruction output|response|completion", _INSTRUCTION),
-    Format("function_calls", "query answers tools|functions", {Demonstration: conversations.read_calls}),
-    Format("squad", "question answers", _READING, holds=conversations.has_spans),
-    Format("messages", "messages", _CONVERSATION, holds=lambda row: not solved.asks(row)),
-    Format("sharegpt", "conversations", _CONVERSATION),
-    Format("helpsteer", "prompt response helpfulness", {Demonstration: conversations.read_helpsteer}),
-    Format("prompt_response", "prompt|question|query|problem|input|message_1|user|human "
-           "response|completion|output|generated_solution|message_2|assistant|gpt", _RESPONSE),
-    Format("inputs_targets", "input|inputs|inputs_pretokenized "
-                             "target|targets|targets_pretokenized", _RESPONSE),
-    Format("dialogue", "|".join(conversations.CONVERSATIONS[2:]), _CONVERSATION, holds=conversations.has_dialogue),
-    Format("verl", "prompt|question|problem reward_model", {Problem: solved.read_reward_model}, holds=solved.has_ground_truth),
-    Format("choices", "question|problem|query|prompt "
-                      f"{'|'.join(solved.CORRECT)}", {Problem: solved.read_choice},
-           holds=solved.has_choices),
-    Format("gsm8k_solutions", "question", _SOLUTIONS, holds=verdicts.has_judged_solutions),
-    Format("gsm8k", "question answer", {Problem: verdicts.read_gsm8k, **_WORKED},
-           holds=lambda row: verdicts.has_final_line(row) and not is_feedback(row)),
-    Format("math", "problem solution", {Problem: verdicts.read_math, **_WORKED}, holds=verdicts.has_answer),
-    Format("question_answer", f"question|prompt|problem|instruction {_ANSWER}",
-           {Problem: verdicts.read_question_answer, **_WORKED}, holds=lambda row: not is_feedback(row)),
-    Format("answered_messages", f"messages {_ANSWER}", {Problem: solved.read_answered_messages}),
-    Format("svamp", "Body Question Answer", {Problem: solved.read_svamp}),
-    Format("worked_solutions", "problem|question|prompt solution", {**_WORKED, Prompt: prompt_reader(*_PROMPTS)}),
-    Format("text", "|".join(rendered.TEXTS), _TEXT, holds=rendered.has_text),
-    Format("prompts", "|".join(_PROMPTS), {Prompt: prompt_reader(*_PROMPTS)}),
+_SCALE = re.compile(
+    r"(.*[_-])?(ratings?|scores?|stars?|grade|quality|rewards?|helpfulness|harmlessness|axes)",
+    re.IGNORECASE,
 )
-# fmt: on
+_ANSWER = re.compile(
+    r"(?<![a-z])(good|bad|better|worse|best|worst|winner|loser|win|lose|preferred|accepted|chosen|rejected|positive|negative"
+    r"|answers?|responses?|completions?|reply|output)(?![a-z])",
+)
+_SEGMENTS = (
+    "segments are pieces of a rendered text, which belong to one template. Write the conversation as "
+    "messages, with train: false at turns that are not to be learned."
+)
+
+
+def _found(words: str) -> Any:
+    """The function that a text of the table names, with the words behind it as further arguments."""
+    name, *given = words.format_map(_SPACED).split()
+    function = resolve_name(f"{__package__}.{name}")
+    return (lambda row: function(row, *given)) if given else function
+
+
+def _two_answers(row: Mapping[str, str]) -> tuple[str, RowReader[Record]]:
+    """The columns of a layout with two answers and a verdict, and its reader."""
+    answers, verdict, models = (
+        row.get(key, "").split() for key in ("answers", "verdict", "models")
+    )
+    prompt = row.get("prompt", "{prompts} {turns_before}").format_map(_SPACED).split()
+    maker, *given = row["coding"].split()
+    coding = _found(" ".join((maker, *verdict, *given)))
+    return (
+        " ".join(("|".join(prompt), *answers, *verdict)),
+        lambda cells: judged.read_sides(cells, answers, coding(cells), prompt, models),
+    )
+
+
+def _format(name: str, row: Mapping[str, str]) -> Format:
+    """A row of the table."""
+    columns = row.get("columns", "")
+    readers: dict[type, RowReader[Record]] = {}
+    refuses = row.get("refuses", "")
+    if "answers" in row:
+        columns, readers[Comparison] = _two_answers(row)
+    if "ranking" in row:
+        readers = rankings.readers(_found(row["ranking"]))
+        refuses = "Feedback"
+    readers |= {_KIND[key]: _found(words) for key, words in row.items() if key in _KIND}
+    holds, doubts = (_found(row[key]) if key in row else None for key in ("holds", "doubts"))
+    kinds = tuple(map(_KIND.__getitem__, refuses.split()))
+    return Format(
+        name,
+        columns.format_map(_EITHER),
+        readers,
+        holds=holds,
+        refuses=kinds,
+        doubts=doubts,
+    )
+
+
+def has_final_line(row: Row) -> bool:
+    """True for GSM8K's answers, unless they have a verdict."""
+    answer = row["answer"]
+    return isinstance(answer, str) and "####" in answer and is_unjudged(row)
+
+
+def is_unjudged(row: Row) -> bool:
+    """False if the row's answer has a verdict, so that it is an answer to judge and differs from
+    the truth.
+    """
+    return not any(layout.matches(row) for layout in FORMATS if layout.kind is Feedback)
+
+
+_KIND = {kind.__name__: kind for kind in KINDS}
+_LISTS = {**LISTS, "pairs": sorted({name for pair in NAMES for name in pair})}
+_SPACED, _EITHER = (
+    {name: between.join(words) for name, words in _LISTS.items()} for between in (" ", "|")
+)
+FORMATS = tuple(_format(name, row) for name, row in TABLES["formats"].items())
 """The narrow ones before the wide ones: of several that fit a row, the first that can give what is
 wanted is taken.
 """
 
-
-def is_feedback(row: Row) -> bool:
-    """True if the row's answer has a verdict, so that it is an answer to judge and differs from the
-    truth.
-    """
-    return any(layout.matches(row) for layout in FORMATS if layout.kind is Feedback)
-
-
-def prompt_of(record: Record) -> Conversation:
-    """The turns before the response; of a demonstration, those before its last assistant turn."""
-    if isinstance(record, Prompt):
-        return record.messages
-    if isinstance(record, Demonstration):
-        last = max(
-            (i for i, turn in enumerate(record.messages) if turn.role == "assistant"),
-            default=len(record.messages),
-        )
-        return record.messages[:last]
-    return record.prompt
-
-
-def _judge_both(record: Comparison) -> Iterable[Feedback]:
-    """The likelier side is desirable, whatever the source called it."""
-    if record.metadata.get("both_bad"):
-        return Feedback(record.prompt, record.chosen, False), Feedback(
-            record.prompt,
-            record.rejected,
-            False,
-        )
-    if record.tie:
-        raise LeftOutError("tie: neither response is better, so neither is desirable")
-    likelier = record if record.probability >= 0.5 else record.swap()
-    return Feedback(record.prompt, likelier.chosen, True), Feedback(
-        record.prompt,
-        likelier.rejected,
-        False,
-    )
-
-
-def _imitate_better(record: Comparison) -> Iterable[Demonstration]:
-    """The likelier side; the first one of a tie, unless both are bad."""
-    if record.metadata.get("both_bad"):
-        raise LeftOutError("undesirable response: both are bad, and demonstrations are imitated")
-    return (
-        Demonstration(
-            record.prompt + (record.chosen if record.probability >= 0.5 else record.rejected),
-        ),
-    )
-
-
-def _imitate(record: Feedback) -> Iterable[Demonstration]:
-    if not record.desirable:
-        raise LeftOutError(
-            "undesirable response: its label is false, and demonstrations are imitated",
-        )
-    return (Demonstration(record.prompt + record.response),)
-
-
-@dataclass(frozen=True, slots=True)
-class Conversion:
-    """From a native kind to the kind asked for. `loses`: the fields of the native record that have
-    no place in the other.
-    """
-
-    make: Callable[[Any], Iterable[Any]]
-    loses: tuple[str, ...] = ()
-
-    def lost(self, record: Record) -> Iterator[str]:
-        """Names of the lost fields of a record that differ from their defaults."""
-        defaults = {field.name: field.default for field in dataclass_fields(record)}
-        for name in self.loses:
-            # which is then what the demonstration says
-            bare = name == "answer" and isinstance(record, Problem) and not record.solution
-            if getattr(record, name) != defaults[name] and not bare:
-                yield "last reply" if name == "messages" else name
-
-
-def _question(*loses: str) -> Conversion:
-    return Conversion(lambda record: (Prompt(prompt_of(record)),), loses)
-
-
-_VOTES = ("margin", "tie", "probability", "annotations")
-CONVERSIONS: dict[tuple[type, type], Conversion] = {
-    (Comparison, Demonstration): Conversion(_imitate_better, ("rejected", *_VOTES)),
-    (Comparison, Feedback): Conversion(_judge_both, ("margin", "probability", "annotations")),
-    (Feedback, Demonstration): Conversion(_imitate),
-    (Problem, Demonstration): Conversion(
-        lambda record: (demonstration(record.prompt, record.solution or record.answer),),
-        ("answer",),
-    ),
-    (Problem, Prompt): Conversion(
-        lambda record: (Prompt(record.prompt, metadata={"answer": record.answer}),),
-        ("solution",),
-    ),
-    (Demonstration, Prompt): _question("messages"),
-    (Comparison, Prompt): _question("chosen", "rejected", *_VOTES),
-    (Feedback, Prompt): _question("response", "desirable"),
-    (StepLabels, Prompt): _question("steps", "labels"),
-}
-"""A tie becomes a demonstration of its first side. It gives no feedback. A problem becomes a
-demonstration of its solution, or of its bare answer.
-"""
 
 _AS_IT_IS = Conversion(lambda record: (record,))
 
@@ -397,19 +178,20 @@ def reader_for(layout: Format, kind: type[T]) -> Reader[T] | None:
         if kind is Demonstration and native is not None:
             refuse_bad_reply(cells)
         tools = fields.row_tools(cells)
-        records = [
-            record if isinstance(record, DataError) else _with_tools(record, tools)
-            for record in parse(cells)
-        ]
+        made = parse(cells)
+        records = [made] if isinstance(made, Record) else [*made]
         unread = unfolded(cells.unread())
         for record in records:
             if isinstance(record, DataError):
                 yield record
                 continue
+            record = _with_tools(record, tools)
             metadata = {**unread, **without_cells(dict(record.metadata))}
             for name in convert.lost(record):
                 cells.leave_out(name)
             try:
+                if not isinstance(record, Demonstration):
+                    fields.checked_prompt(prompt_of(record))
                 yield from (
                     replace(other, metadata={**metadata, **other.metadata})
                     for other in convert.make(record)
@@ -418,6 +200,41 @@ def reader_for(layout: Format, kind: type[T]) -> Reader[T] | None:
                 yield error
 
     return read
+
+
+def refuse_bad_reply(row: Row) -> None:
+    """Leave a row out whose mark is false; a mark of another content than a verdict is not read.
+
+    Raises:
+        LeftOutError: a mark is false.
+    """
+    for name in LISTS["marks"]:
+        word = str(dict.get(row, name)).strip().lower()
+        if word in TRUE | FALSE and not fields.boolean(row[name], name):
+            raise LeftOutError(
+                f"marked as bad: column {name} is false, and demonstrations are imitated",
+            )
+
+
+def refuse_media(row: Row) -> None:
+    """Refuse a row with pictures, sound or film beside its text.
+
+    Raises:
+        DataError: a column of such a name holds something; a text alone may be a mere label of the
+            row.
+    """
+    for name in LISTS["media"]:
+        value = dict.get(row, name)
+        is_label = isinstance(value, bool | int | float) or (
+            isinstance(value, str) and name[-1] != "s"
+        )
+        # the mark of its place in a text
+        is_shown = any(f"<{name}>" in str(other) for other in dict.values(row))
+        if fields.filled(row, name) and (is_shown or not is_label):
+            raise DataError(
+                f"not a text: column {name} holds more than text, and only text is "
+                "read. Leave such rows out",
+            )
 
 
 def format_named(name: str) -> Format:
@@ -433,7 +250,11 @@ def format_named(name: str) -> Format:
     raise DataError(f"unknown data format {name!r} ({hint}); or leave it at 'auto'.")
 
 
-def detect(rows: Sequence[Row], kind: type | None, where: str) -> Format:
+def detect(
+    rows: Sequence[Row],
+    kind: type | None,
+    where: str,
+) -> Format:
     """The format that most of these rows have; of a row's several, the narrowest that can give
     `kind`.
 
@@ -450,11 +271,8 @@ def detect(rows: Sequence[Row], kind: type | None, where: str) -> Format:
                 if kind is not None and reader_for(layout, kind) is not None
             ]
             votes[(able or fitting)[0].name] += 1
-    if reason := next(
-        (reason for name, reason in _UNREADABLE.items() if not votes and name in rows[0]),
-        "",
-    ):
-        raise DataError(f"{where}: {reason}")
+    if not votes and "segments" in rows[0]:
+        raise DataError(f"{where}: {_SEGMENTS}")
     if not votes:
         raise DataError(
             f"{where}: no known format has the columns {_columns(rows[0])}. Name the columns as "
@@ -464,7 +282,12 @@ def detect(rows: Sequence[Row], kind: type | None, where: str) -> Format:
     return format_named(votes.most_common(1)[0][0])
 
 
-def kind_reader(layout: Format, kind: type[T], where: str, rows: Sequence[Row]) -> Reader[T]:
+def kind_reader(
+    layout: Format,
+    kind: type[T],
+    where: str,
+    rows: Sequence[Row],
+) -> Reader[T]:
     """The reader of a file of this format for `kind`; `rows` are its first ones.
 
     Raises:
@@ -473,11 +296,12 @@ def kind_reader(layout: Format, kind: type[T], where: str, rows: Sequence[Row]) 
     """
     reader = reader_for(layout, kind)
     if reader is None:
-        wanted, needs = KINDS[kind]
-        held = KINDS[layout.kind][0]
+        held = KINDS[layout.kind].name
         look = held if layout.name.rstrip("s") in held else f"{layout.name} {held}"
-        held_by = f"{where} looks like {look} (columns {_columns(rows[0])}), not {wanted}."
-        raise DataError(f"{held_by} {needs} {way_out(kind, rows[0])}")
+        held_by = (
+            f"{where} looks like {look} (columns {_columns(rows[0])}), not {KINDS[kind].name}."
+        )
+        raise DataError(f"{held_by} {KINDS[kind].needs} {way_out(kind, rows[0])}")
     if layout.doubts is not None and kind is not Prompt and (doubt := layout.doubts(rows)):
         raise DataError(f"{where}: {doubt}.")
     return reader
@@ -488,3 +312,61 @@ def _columns(row: Row) -> str:
         "".join(c if c.isprintable() else "?" for c in name[:40]) or "(unnamed)" for name in row
     ]
     return ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
+
+
+def way_out(kind: type, row: Row) -> str:
+    """One sentence, or two: the reason why these columns give no records of the kind, and the key
+    that mends it.
+    """
+    reason = _REASONS[kind](row) if kind in _REASONS else ""
+    return reason or (
+        f"If columns have other names, name them by data.columns, for example {{ "
+        f"{KINDS[kind].example} }}."
+    )
+
+
+def answer_like(name: str) -> bool:
+    """True if a column by its name holds answers."""
+    return bool(_ANSWER.search(name.lower()))
+
+
+def _named(row: Row, test: Callable[[str], object]) -> str:
+    return next((name for name in row if name and test(name) and fields.has(row, name)), "")
+
+
+def _has_response(name: str) -> bool:
+    return name in (*LISTS["judged"], "messages", "conversations", "conversation") or answer_like(
+        name,
+    )
+
+
+def _no_comparison(row: Row) -> str:
+    if two := two_answers(row):
+        one, other = two.columns
+        return (
+            f"No column says which of {one} and {other} is better: add a column preference "
+            f"that holds {one}, {other} or tie."
+        )
+    if (scale := _named(row, _SCALE.fullmatch)) and _named(row, _has_response):
+        return (
+            f"Column {scale} judges a single response: put all responses to a prompt into one row, "
+            "with columns prompt, responses and scores."
+        )
+    return ""
+
+
+def _no_feedback(row: Row) -> str:
+    if (label := _named(row, LISTS["labels"].__contains__)) and not feedback.has_verdict(row):
+        return (
+            f"Column {label} holds {dict.get(row, label)!r:.40}, which is neither true nor "
+            "false: write one of them."
+        )
+    if (scale := _named(row, _SCALE.fullmatch)) and _named(row, _has_response):
+        return (
+            f"Column {scale} is a scale and no verdict: add a column label, true for the "
+            "responses that are good enough and false for the others."
+        )
+    return ""
+
+
+_REASONS: dict[type, Callable[[Row], str]] = {Comparison: _no_comparison, Feedback: _no_feedback}

@@ -22,11 +22,11 @@ from tether.core.types import (
     user,
 )
 from tether.data.formats import fields
-from tether.data.formats.cells import leave_out
 from tether.data.formats.json_rows import Row
 from tether.data.formats.messages import ROLES
+from tether.data.formats.table import LISTS
 
-TEXTS = ("text", "chat", "input")
+TEXTS = LISTS["texts"]
 _BAIZE = "[|Human|]"
 _MARKS = (
     r"<\|im_start\|>[ ]*(?P<who>\w+)\n",
@@ -48,31 +48,25 @@ _WORDS: dict[str, ChatRole] = {
 _ASKED, _ANSWERED = "[INST]", "[/INST]"
 _LLAMA_SYSTEM = re.compile(r"\s*<<SYS>>(.*?)<</SYS>>", re.DOTALL)
 _ENDS = re.compile(
-    r"</?s>|<\|(?:im_end|eot_id|eom_id|end|endoftext|end_of_text|begin_of_text)\|>|<end_of_turn>|<bos>|<eos>",
+    r"</?s>|<\|(?:im_end|eot_id|eom_id|end|endoftext|end_of_text|begin_of_text)\|>|<end_of_turn>|<bos>|<eos>"
+    r"|\[/?SYSTEM_PROMPT\]",
 )
 
 
-def read_text(row: Row) -> Iterator[Demonstration]:
+def read_text(row: Row) -> Demonstration:
     """Turns after the last reply are left out.
 
     Raises:
         DataError: the text has no turns.
     """
-    messages = _conversation(row)
-    demonstration = fields.up_to_reply(messages)
-    if len(demonstration.messages) < len(messages):
-        leave_out(row, "turns after the last reply")
+    demonstration = fields.up_to_reply(_conversation(row), row)
     fields.checked_prompt(demonstration.messages[:-1])
-    yield demonstration
+    return demonstration
 
 
-def read_text_opening(row: Row) -> Iterator[Prompt]:
+def read_text_opening(row: Row) -> Prompt:
     """The turns before the last reply."""
-    messages = _conversation(row)
-    if messages[-1].role == "assistant":
-        leave_out(row, "last reply")
-        messages = messages[:-1]
-    yield Prompt(fields.checked_prompt(messages))
+    return Prompt(fields.until_reply(_conversation(row), row))
 
 
 def has_text(row: Row) -> bool:
@@ -119,16 +113,13 @@ def turns_of_text(words: str) -> Conversation:
     empty is no turn.
     """
     if blocks := [*_blocks(words)]:
-        turns = _llama_2(blocks)
+        turns = _llama_2(words.partition(_ASKED)[0], blocks)
     else:
         styles = (list(re.finditer(mark, words)) for mark in _MARKS)
-        turns = next((_cut(words, marks) for marks in styles if _speak(marks)), ())
+        # without a user it is a single word with a colon
+        spoken = (s for s in styles if "user" in {_WORDS.get(m["who"].lower()) for m in s})
+        turns = next((_cut(words, marks) for marks in spoken), ())
     return turns[:-1] if turns and turns[-1].is_empty else turns
-
-
-def _speak(marks: list[re.Match[str]]) -> bool:
-    """True for a question of a user: a single word with a colon is no conversation."""
-    return "user" in {_WORDS.get(mark["who"].lower()) for mark in marks}
 
 
 def _cut(words: str, marks: list[re.Match[str]]) -> Conversation:
@@ -159,8 +150,9 @@ def _blocks(words: str) -> Iterator[tuple[str, str]]:
         begin = after
 
 
-def _llama_2(blocks: list[tuple[str, str]]) -> Conversation:
-    turns: list[Message] = []
+def _llama_2(preamble: str, blocks: list[tuple[str, str]]) -> Conversation:
+    system = _bare(preamble)
+    turns = [Message("system", system)] if system else []
     for question, reply in blocks:
         if not turns and (system := _LLAMA_SYSTEM.match(question)):
             turns.append(Message("system", system[1].strip()))

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tether.core.errors import DataError
 from tether.data.formats import fields
 from tether.data.formats.json_rows import Row
+from tether.data.formats.table import LISTS
 
 
 @dataclass(frozen=True, slots=True)
 class Two:
     """The names of two columns of answers, and the endings that tell them apart."""
 
-    columns: tuple[str, str]
-    endings: tuple[str, str]
+    columns: Sequence[str]
+    endings: Sequence[str]
 
 
 _ANSWER = re.compile(
@@ -24,31 +26,11 @@ _ANSWER = re.compile(
     re.IGNORECASE,
 )
 _ENDINGS = (("a", "b"), ("0", "1"), ("1", "2"))
-VERDICTS = (
-    "winner",
-    "preference",
-    "preferred",
-    "better",
-    "better_response",
-    "preferred_response",
-    "human_preference",
-    "overall_preference",
-    "choice",
-    "chosen",
-    "verdict",
-    "vote",
-    "judgment",
-    "judgement",
-    "selected",
-    "label",
-    "labels",
-)
+VERDICTS = LISTS["verdicts"]
 """Columns that say which of two answers is better."""
-_TIES = {"tie", "tied", "draw", "equal", "same", "both", "bothgood", "tiebothgood"}
-_BAD = {"bothbad", "tiebothbad", "neither"}
-_FIRST = {"a", "first", "left", "modela", "assistanta"}
-_SECOND = {"b", "second", "right", "modelb", "assistantb"}
-_KINDS = ("model", "assistant", "response", "answer", "output", "completion")
+_TIES, _BAD, _FIRST, _SECOND, _KINDS = (
+    LISTS[name] for name in ("ties", "both_bad", "first", "second", "kinds_of_answers")
+)
 _ORDER = re.compile(r"\[*(?P<one>[ab12])\]*\s*(?P<sign>>+|<+|=+)\s*\[*(?P<other>[ab12])\]*")
 
 
@@ -101,7 +83,12 @@ def score_columns(row: Row, two: Two) -> list[str]:
     return []
 
 
-def side_of(value: object, name: str, two: Two, row: Row) -> tuple[float, dict[str, bool]]:
+def side_of(
+    value: object,
+    name: str,
+    two: Two,
+    row: Row,
+) -> tuple[float, dict[str, bool]]:
     """The lean of a verdict, and whether both answers are bad.
 
     Raises:
@@ -139,7 +126,11 @@ def _word(value: object) -> str:
     return re.sub(r"[\W_]+", "", str(value).lower())
 
 
-def side_of_word(value: object, two: Two, row: Row) -> float | None:
+def side_of_word(
+    value: object,
+    two: Two,
+    row: Row,
+) -> float | None:
     """+1 or -1 for a value that names the first or second side, 0 for a tie."""
     if not isinstance(value, str) or not value.strip():
         return None
@@ -156,7 +147,7 @@ def side_of_word(value: object, two: Two, row: Row) -> float | None:
         {_word(column), *(f"{kind}{end}" for kind in _KINDS)}
         for column, end in zip(two.columns, two.endings, strict=True)
     )
-    for names, lean in ((one | _FIRST, 1.0), (other | _SECOND, -1.0), (_TIES | _BAD, 0.0)):
+    for names, lean in (({*one, *_FIRST}, 1.0), ({*other, *_SECOND}, -1.0), ((*_TIES, *_BAD), 0.0)):
         if word in names:
             return lean
     for kind in ("", "model", "generator"):

@@ -1,5 +1,8 @@
-"""Problems with a checkable answer in the layouts of reinforcement learning, and questions with
-options.
+"""Problems with a checkable answer, in the layouts of reinforcement learning and of benchmarks, and
+questions with options.
+
+GSM8K (https://github.com/openai/grade-school-math, https://arxiv.org/abs/2110.14168), MATH
+(https://github.com/hendrycks/math, https://arxiv.org/abs/2103.03874) and plain question/answer rows.
 
 verl's rows (https://verl.readthedocs.io/en/latest/preparation/prepare_data.html), DAPO
 (https://arxiv.org/abs/2503.14476), RLVR
@@ -13,42 +16,47 @@ ARC (https://huggingface.co/datasets/allenai/ai2_arc), AQuA
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from tether.core.errors import DataError
-from tether.core.types import JsonValue, Problem, user
-from tether.data.formats import fields, nested
-from tether.data.formats.cells import leave_out
+from tether.core.types import Demonstration, Feedback, JsonValue, Problem, assistant, user
+from tether.data.formats import fields, values
 from tether.data.formats.conversations import conversation, first_answer
-from tether.data.formats.json_rows import Row, parse
-from tether.data.formats.values import as_text
+from tether.data.formats.json_rows import Row
+from tether.data.formats.table import LISTS
+from tether.data.formats.values import as_text, structure_in
 
-ANSWERS = (
-    "ground_truth",
-    "reference_answer",
-    "expected_answer",
-    "final_answer",
-    "gold_answer",
-    "answer",
-)
+ANSWERS = LISTS["answers"]
 """Columns of a checkable answer, the narrow ones before the wide one."""
-CORRECT = ("answerKey", "answer_index", "answer_idx", "correct", "cop", "answer", "label")
+CORRECT = LISTS["correct"]
 _LETTERS = ("opa", "opb", "opc", "opd")
 _UNKNOWN = {"proof", "notfound", "not found", "n/a", "unknown"}
 _LONGEST = 60
+_CHECKS = (
+    "func_name instruction_id instruction_id_list kwargs constraint constraints constraint_id "
+    "constraint_type checker checkers verifier verifiers"
+)
+"""Keys of objects that describe a check of the reply."""
 
 
 def final_answer(value: object, name: str) -> str:
     """The text of an answer that can be compared; a list of one, also as JSON text, is its item.
 
     Raises:
-        DataError: it is empty, no answer at all, or so long that no reply will ever equal it.
+        DataError: it is empty, no answer at all, a constraint, which no comparison checks, or so
+            long that no reply will ever equal it.
     """
-    if isinstance(value, str) and value.lstrip().startswith("["):
-        with contextlib.suppress(ValueError):
-            value = _only(parse(value)) or value
-    value = _only(value) or value
+    inner = structure_in(value)
+    if any(
+        isinstance(i, Mapping) and not i.keys().isdisjoint(_CHECKS.split()) for i in _listed(inner)
+    ):
+        raise DataError(
+            f"a constraint in place of an answer: column {name} names a function that "
+            "checks; give a reward of yours",
+        )
+    value = _only(inner) or value
     answer = as_text(value, name).strip()
     if not answer:
         raise DataError(f"no final answer: column {name} is empty")
@@ -62,6 +70,10 @@ def final_answer(value: object, name: str) -> str:
     return answer
 
 
+def _listed(value: JsonValue) -> list[JsonValue]:
+    return value if isinstance(value, list) else [value]
+
+
 def _only(value: JsonValue) -> str:
     """The text of a list's single item; empty for any other value."""
     is_single = (
@@ -70,13 +82,13 @@ def _only(value: JsonValue) -> str:
     return as_text(value[0], "answer") if is_single else ""
 
 
-def read_reward_model(row: Row) -> Iterator[Problem]:
+def read_reward_model(row: Row) -> Problem:
     """verl's `reward_model` with its `ground_truth`."""
-    prompt = fields.checked_prompt(fields.prompt_turns(row, "prompt", "question", "problem"))
-    yield Problem(
+    prompt = fields.prompt_turns(row, "prompt", "question", "problem")
+    return Problem(
         prompt,
         final_answer(
-            nested.inner(row, "reward_model").get("ground_truth"),
+            values.inner(row, "reward_model").get("ground_truth"),
             "reward_model.ground_truth",
         ),
     )
@@ -84,111 +96,245 @@ def read_reward_model(row: Row) -> Iterator[Problem]:
 
 def has_ground_truth(row: Row) -> bool:
     """True if `reward_model` is an object with the answer."""
-    return fields.has(nested.object_in(row, "reward_model"), "ground_truth")
+    return fields.has(values.object_in(row, "reward_model"), "ground_truth")
 
 
-def read_answered_messages(row: Row) -> Iterator[Problem]:
-    """`messages` beside an answer; a reply at their end is left out.
-
-    Raises:
-        DataError: the answer is a constraint, which no comparison checks.
-    """
-    messages = conversation(row)
-    if messages and messages[-1].role == "assistant":
-        leave_out(row, "last reply")
-        messages = messages[:-1]
+def read_answered_messages(row: Row) -> Problem:
+    """`messages` beside an answer; a reply at their end is left out."""
+    prompt = fields.until_reply(conversation(row), row)
     name, value = fields.first(row, *ANSWERS)
-    if isinstance(value, str) and '"func_name"' in value:
-        raise DataError(
-            f"a constraint in place of an answer: column {name} names a function that "
-            "checks; give a reward of yours",
-        )
-    yield Problem(
-        fields.checked_prompt(messages),
+    return Problem(
+        prompt,
         final_answer(value, name),
         fields.optional(row, "solution"),
     )
 
 
-def asks(row: Row) -> bool:
-    """True if the last of `messages` waits for a reply and the row has an answer: it is a problem
+def asks_nothing(row: Row) -> bool:
+    """False if the last of `messages` waits for a reply and the row has an answer: it is a problem
     and demonstrates nothing.
     """
-    messages = nested.list_in(row, "messages") if fields.has(row, *ANSWERS) else []
+    messages = values.list_in(row, "messages") if fields.has(row, *ANSWERS) else []
     last = messages[-1] if messages else None
-    return isinstance(last, dict) and str(last.get("role") or last.get("from")).lower() in (
-        "user",
-        "human",
-    )
+    role = str(last.get("role") or last.get("from")) if isinstance(last, dict) else ""
+    return role.lower() not in ("user", "human")
 
 
-def read_choice(row: Row) -> Iterator[Problem]:
+def read_choice(row: Row) -> Problem:
     """A question with lettered options; the answer is the letter of the right one, whether the row
     names it by letter or place.
 
     Raises:
         DataError: the row has no right option, as in a hidden test split.
     """
-    choices = fields.options(row) or _separate(row)
+    choices = fields.options(row) or [
+        ("ABCD"[place], fields.text(row, name)) for place, name in enumerate(_LETTERS)
+    ]
     prompt = fields.prompt_turns(row, "question", "problem", "query", "prompt")
     if not fields.has(row, "choices", "options"):
         lines = [prompt[-1].content, *(f"{letter}. {choice}" for letter, choice in choices)]
         prompt = (*prompt[:-1], user("\n".join(lines)))
     name, value = fields.first(row, *CORRECT)
-    yield Problem(
-        fields.checked_prompt(prompt),
+    return Problem(
+        prompt,
         _letter(value, name, choices),
         fields.optional(row, "rationale", "explanation", "exp"),
     )
 
 
-def _separate(row: Row) -> list[tuple[str, str]]:
-    """MedMCQA's four columns of options."""
-    return [("ABCD"[place], fields.text(row, name)) for place, name in enumerate(_LETTERS)]
-
-
 def has_choices(row: Row) -> bool:
     """True if a question has options, in a list or in columns of their own."""
     value = next((row[name] for name in ("choices", "options") if fields.has(row, name)), None)
-    return bool(isinstance(value, dict) or nested.list_in({"": value}, "")) or all(
-        name in row for name in _LETTERS
+    return bool(value and isinstance(structure_in(value), list | dict)) or all(
+        n in row for n in _LETTERS
     )
 
 
-def _letter(value: object, name: str, choices: list[tuple[str, str]]) -> str:
-    """The letter of the right option, from a letter, a place that counts from 0, or the option's
-    own text.
+def right_place(
+    answer: object,
+    texts: Sequence[str],
+    labels: Sequence[str],
+) -> int | None:
+    """The place of the right option, from its label, its number from 0, or its own text; None if
+    these name no option, or two.
     """
-    letters = [letter for letter, _ in choices]
-    if isinstance(value, int) and not isinstance(value, bool):
-        if 0 <= value < len(letters):
-            return letters[value]
-        raise DataError(
-            f"no right option: {name} is {value}, and {len(letters)} options count from 0",
-        )
-    word = as_text(value, name).strip()
-    if word in letters:
-        return word
-    same = [letter for letter, choice in choices if choice.strip() == word]
-    if len(same) == 1:
-        return same[0]
-    raise DataError(
-        f"no right option: {name} is {word[:40]!r}, neither a letter nor the text of one option",
+    word = str(answer).strip()
+    letter = word.strip("()[].:").upper()
+    named = [labels.index(one) for one in (word, letter) if one in labels][:1]
+    same = [place for place, text in enumerate(texts) if text.strip() == word]
+    if isinstance(answer, int) and not isinstance(answer, bool) and not named:
+        named = [answer] if 0 <= answer < len(texts) else []
+    places = {*named, *(same if len(same) == 1 else ())}
+    return places.pop() if len(places) == 1 else None
+
+
+def _letter(
+    value: object,
+    name: str,
+    choices: list[tuple[str, str]],
+) -> str:
+    letters, texts = map(list, zip(*choices, strict=True))
+    place = right_place(value, texts, letters)
+    if place is not None:
+        return letters[place]
+    given = (
+        f"{value}, and {len(letters)} options count from 0"
+        if isinstance(value, int)
+        else f"{as_text(value, name)[:40]!r}, neither a letter nor the text of one option"
     )
+    raise DataError(f"no right option: {name} is {given}")
 
 
-def read_span(row: Row) -> Iterator[Problem]:
+def read_span(row: Row) -> Problem:
     """SQuAD: a question about a text, and the first of its answers."""
-    yield Problem(
-        fields.checked_prompt(fields.prompt_turns(row, "question")),
+    return Problem(
+        fields.prompt_turns(row, "question"),
         final_answer(first_answer(row), "answers.text"),
     )
 
 
-def read_svamp(row: Row) -> Iterator[Problem]:
+def read_svamp(row: Row) -> Problem:
     """A story in `Body` and a question about it; whole numbers lose their `.0`."""
     question = f"{fields.text(row, 'Body').strip()} {fields.text(row, 'Question').strip()}"
-    yield Problem(
-        fields.checked_prompt((user(question),)),
+    return Problem(
+        (user(question),),
         final_answer(row.get("Answer"), "Answer").removesuffix(".0"),
     )
+
+
+SOLUTIONS = ("solution", "generated_solution")
+"""Columns of a worked solution."""
+_BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
+
+
+def gsm8k_answer(solution: str) -> str:
+    """The text after the last ####, without thousands commas."""
+    _, mark, answer = solution.rpartition("####")
+    answer = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", answer.strip())
+    if not mark or not answer:
+        raise DataError("no final answer: nothing after ####")
+    return answer
+
+
+def boxed_answer(solution: str) -> str:
+    r"""The content of the last \boxed{} (or \fbox{}), whose braces may nest; also the old form
+    \boxed 5.
+    """
+    boxes = list(_BOX.finditer(solution))
+    if not boxes:
+        raise DataError(r"no final answer: no \boxed in the solution")
+    rest = solution[boxes[-1].end() :]
+    if not rest.startswith("{"):
+        bare = re.match(r"[^\s$.,;\\]+", rest)
+        if bare is None:
+            raise DataError(r"no final answer: nothing in \boxed")
+        return bare[0]
+    depth = 0
+    for position, character in enumerate(rest):
+        escaped = position > 0 and rest[position - 1] == "\\"
+        depth += 0 if escaped else (character == "{") - (character == "}")
+        if depth == 0:
+            answer = rest[1:position].strip()
+            if not answer:
+                raise DataError(r"no final answer: nothing in \boxed{}")
+            return answer
+    raise DataError(r"no final answer: the braces of \boxed{ do not close")
+
+
+def read_gsm8k(row: Row) -> Problem:
+    """The solution keeps its calculator marks and its last line, so that a model learns to end on
+    ####.
+    """
+    solution = fields.text(row, "answer")
+    return Problem(
+        fields.prompt_turns(row, "question"),
+        gsm8k_answer(solution),
+        solution,
+    )
+
+
+def read_problem(
+    row: Row,
+    prompt: str,
+    *answers: str,
+) -> Problem:
+    r"""A question with the first of these answers that is filled.
+
+    An answer that is a whole solution gives the content of its \boxed{}. Without an answer, the box
+    of the solution is one.
+    """
+    turns = fields.prompt_turns(row, *prompt.split("|"))
+    name = next((name for name in answers if fields.filled(row, name)), "")
+    solution = _solution(row)
+    if not name and not solution:
+        name, _ = fields.first(row, *answers)
+    value = row[name] if name else ""
+    if name and (solution or not (isinstance(value, str) and _BOX.search(value))):
+        return Problem(turns, final_answer(value, name), solution)
+    return Problem(turns, boxed_answer(solution or value), solution or value)
+
+
+def has_answer(row: Row) -> bool:
+    """True if a row has an answer beside its solution, or in a box of the solution."""
+    return fields.filled(row, "answer") or _BOX.search(str(row["solution"])) is not None
+
+
+def _solution(row: Row) -> str:
+    """The worked solution of a row, where a column holds one or a list of one."""
+    name = next((name for name in SOLUTIONS if fields.filled(row, name)), "")
+    listed = row[name] if name else ""
+    return fields.as_text(
+        listed[0] if isinstance(listed, list) and len(listed) == 1 else listed,
+        name,
+    )
+
+
+def read_worked(row: Row) -> Demonstration:
+    """The worked solution of a question, or its bare answer."""
+    prompt = fields.checked_prompt(
+        fields.prompt_turns(row, "question", "prompt", "problem", "instruction"),
+    )
+    names = (*SOLUTIONS, *ANSWERS[::-1])
+    full = next((name for name in names if fields.filled(row, name)), "")
+    return fields.demonstration(
+        prompt,
+        _solution(row) or fields.text(row, full or fields.first(row, *names)[0]),
+    )
+
+
+def _is_judged(value: object) -> bool:
+    return isinstance(value, Mapping) and "is_correct" in value
+
+
+def has_judged_solutions(row: Row) -> bool:
+    """True if a column holds a model's solution and whether it is right."""
+    return any(map(_is_judged, row.values()))
+
+
+def read_gsm8k_solutions(row: Row) -> Iterator[Feedback | DataError]:
+    """Several models' solutions of a question, each in a column with `solution` and
+    `is_correct`.
+    """
+    prompt = (user(fields.text(row, "question")),)
+    models = [name for name in row if _is_judged(dict.get(row, name))]
+
+    def one(model: str) -> Feedback:
+        response = (assistant(fields.as_text(row[model].get("solution"), f"{model}.solution")),)
+        verdict = fields.feedback(
+            prompt,
+            response,
+            fields.boolean(row[model]["is_correct"], f"{model}.is_correct"),
+        )
+        return replace(verdict, metadata={"model": model})
+
+    yield from fields.attempt(one, models)
+
+
+def read_gsm8k_truth(row: Row) -> Problem:
+    r"""The question of a row of model solutions; the truth ends on "A: 18"."""
+    truth = fields.text(row, "ground_truth")
+    _, mark, final = truth.rstrip().rpartition("\nA:")
+    if not mark or "\n" in final.strip():
+        raise DataError("no final answer: ground_truth does not end on a line A:")
+    question = (user(fields.text(row, "question")),)
+    return Problem(question, gsm8k_answer(f"#### {final}"), truth)

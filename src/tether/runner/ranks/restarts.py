@@ -24,12 +24,11 @@ from typing import Any
 from torch.distributed import TCPStore
 
 from tether.core.errors import RunError
-from tether.core.protocols import doing
+from tether.core.protocols import Progress, doing
 from tether.core.rundir import append_jsonl
 from tether.core.stopping import Interrupted, Stopping
 from tether.core.types import Json
-from tether.learner.loop import Progress
-from tether.learner.ranks import AGAIN, BLAME, LOST, LostRankError
+from tether.runner.launch import Launch
 from tether.runner.ranks.start import (
     PlacedRank,
     Rank,
@@ -40,6 +39,7 @@ from tether.runner.ranks.start import (
 )
 from tether.settings.learner import LearnerConfig
 from tether.settings.recipe import BaseRecipe
+from tether.stages.learner.ranks import AGAIN, BLAME, LOST, LostRankError
 
 LOG = "ranks.jsonl"
 """In the run's folder: a line for every rank that was lost (kind, why), and one when the ranks have
@@ -51,16 +51,12 @@ GONE = -1
 """Status of a placed rank whose machine is lost: `scale.ray.LOST`."""
 
 
-def watches(settings: LearnerConfig) -> bool:
+def needs_watching(settings: LearnerConfig) -> bool:
     """True if this process shall only watch the ranks, rank 0 included."""
     return settings.ranks > 1 and settings.restarts > 0 and "WORLD_SIZE" not in os.environ
 
 
-def watched(
-    recipe: BaseRecipe,
-    stages: Sequence[str],
-    progress: Callable[[str], Progress] | None,
-) -> Json:
+def run_watched(launch: Launch) -> Json:
     """Run ranks that all start again whenever one is lost, and return the result of rank 0.
 
     Raises:
@@ -68,7 +64,9 @@ def watched(
             between.
         Exception, Interrupted: what rank 0 ended with.
     """
-    limit, bars, idle = recipe.learner.restarts, Bars(progress, Path(recipe.run) / LOG), 0
+    recipe = launch.recipe
+    idle = 0
+    limit, bars = recipe.learner.restarts, Bars(launch.progress, launch.root / LOG)
     alone = recipe.model_copy(update={"learner": recipe.learner.model_copy(update={"restarts": 0})})
     keeper = keep_store(placement_of(recipe))
     start = 0
@@ -76,7 +74,7 @@ def watched(
         while True:
             bars.begin(start)
             with contextlib.ExitStack() as ends:
-                group = Group(alone, stages, keeper, start, ends)
+                group = Group(alone, launch.names, keeper, start, ends)
                 end = group.watch(bars, stopping)
             if isinstance(end, dict):
                 return end

@@ -22,13 +22,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tether.build.launching import Placement
 from tether.core.errors import ConfigError, RunError
-from tether.learner.ranks import ALONE, COMING, Ranks, close, joined
+from tether.core.keeping import check_own, own_file
 from tether.models.loading import pick_device
-from tether.servers.launch import Launcher
+from tether.runner.assembly.launching import Placement
+from tether.scale.servers.launch import Launcher
 from tether.settings.learner import LearnerConfig
 from tether.settings.recipe import BaseRecipe
+from tether.stages.learner.ranks import ALONE, COMING, Ranks, close, joined
 
 WORKER = "tether.runner.ranks.worker"
 """The program of a rank that is started here."""
@@ -172,7 +173,10 @@ class PlacedRank:
         environment: Mapping[str, str],
         log: Path,
     ) -> None:
-        log.unlink(missing_ok=True)
+        with own_file(log) as file:
+            check_own(file, log, rb"tether starts rank-.*")
+            file.truncate(0)
+            file.write(f"tether starts {name}\n".encode())
         self.starter, self.name, self.log = starter, name, log
         self.returncode: int | None = None
         starter.place(name)
@@ -202,7 +206,7 @@ class PlacedRank:
     def stdout(self) -> Iterator[bytes]:
         """The lines that it has written, once it has ended."""
         self.wait()
-        yield from self.log.read_bytes().splitlines(keepends=True) if self.log.is_file() else ()
+        yield from self.log.read_bytes().splitlines(keepends=True)[1:]
 
 
 Rank = subprocess.Popen[bytes] | PlacedRank

@@ -7,11 +7,11 @@ import sys
 
 from tether.core.errors import TetherError
 from tether.core.stopping import Interrupted, begin_program
-from tether.learner.ranks import LOST, LostRankError
 from tether.runner.ranks.restarts import Teller
 from tether.runner.run import run_recipe
 from tether.settings.reading import build
 from tether.settings.recipe import recipe_type
+from tether.stages.learner.ranks import LOST, LostRankError
 
 
 def train_along(pipe: str, recipe: str, *stages: str) -> None:

@@ -1,0 +1,454 @@
+"""The doctor's round of a recipe: its stages that sample, assembled and probed with a few prompts.
+
+`check_stage` is for stages of one's own: what it looks at, tether's own stages guarantee by
+construction.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from tether.core.errors import ConfigError
+from tether.core.protocols import RewardSource
+from tether.core.types import Prompt, Score
+from tether.data.chat import ChatEncoder
+from tether.data.sources import Quarantine
+from tether.models.cpu.memory import free_memory
+from tether.models.loading import quiet
+from tether.models.saving import member_folders, read_role
+from tether.models.trunk import Role
+from tether.rewards.control import CheckedControl, RandomReward
+from tether.rewards.learned import (
+    EnsembleReward,
+    LearnedReward,
+    ObjectivesReward,
+    ProcessReward,
+    TextReward,
+)
+from tether.rewards.limit import FailureLimit
+from tether.rewards.verifiable import VerifiableReward
+from tether.rollout.local import LocalEngine
+from tether.runner.assembly.data.prompts import prompt_faults, usable_prompts
+from tether.runner.assembly.data.rows import load_rows, named
+from tether.runner.assembly.online import OnlineStage, online_stage, prompts_of
+from tether.runner.assembly.rewards import scoring_model, task_prompts
+from tether.runner.assembly.roles import is_scorer
+from tether.runner.folder import check_start
+from tether.runner.prepare import prepare
+from tether.settings.model import ModelConfig
+from tether.settings.policy import PolicyConfig
+from tether.settings.recipe import BaseRecipe
+from tether.settings.sampling import OnlineSection, SamplingSection
+from tether.settings.section import calls_functions
+from tether.settings.stages import making
+from tether.stages.policy_gradient import PolicyGradient
+from tether.stages.reference import role_digest
+from tether.stages.rollouts import Experience
+from tether.watch.monitoring import doctor
+from tether.watch.monitoring.doctor import Finding, Healthy, Result, Unexamined
+from tether.watch.monitoring.trends import HELD_PRICE
+
+RESPONSES = 16
+"""Least number of samples of a probe."""
+TOKENS = 32
+"""At most, of a sample of a probe."""
+
+
+def examine_recipe(recipe: BaseRecipe) -> dict[str, list[Result]]:
+    """Assemble every stage of a recipe that samples, and examine it, without training or writing.
+
+    Before SFT or the reward model are trained, the base model and a random reward replace them. The
+    result reports this.
+
+    Raises:
+        ConfigError: no stage of the recipe samples.
+        TetherError: a run would be refused (`runner.prepare`).
+    """
+    names = [name for name in recipe.stages if recipe.section(name).online]
+    if not names:
+        raise ConfigError(
+            f"the recipe has no stage that samples at every step ({', '.join(making('policy'))}), "
+            "and before training the doctor examines no others: `tether data inspect` looks at "
+            f"its data, and `tether doctor {shlex.quote(recipe.run)}` at the run afterwards",
+        )
+    prepare(recipe, starting=False)
+    results = {}
+    for name in names:
+        section, model, folder, notes = _standing(recipe, name)
+        stage, loaded = online_stage(section, model, folder, recipe.seed)
+        prompts = _probe_prompts(recipe, section, name, stage.config.samples_per_prompt)
+        faults = prompt_faults(
+            prompts,
+            stage.encoder,
+            section.max_new_tokens,
+            loaded.context_length,
+        )
+        prompts = usable_prompts(prompts, faults, Quarantine(), name)
+        reward = source(stage)
+        encoder = reward.encoder if isinstance(reward, TextReward) else stage.encoder
+        trained = None if folder is None else _trained_encoder(folder, encoder)
+        results[name] = [*notes, *examine_stage(stage, prompts, reward_encoder=trained)]
+        if isinstance(stage.reward, FailureLimit):
+            stage.reward.close()
+        del stage
+        free_memory()
+    return results
+
+
+def examine_stage(
+    stage: OnlineStage,
+    prompts: Sequence[Prompt],
+    *,
+    reward_encoder: ChatEncoder | None = None,
+) -> list[Result]:
+    """Everything that a recipe can get wrong, on an assembled stage, which stays as it is;
+    check_stage has the rest.
+
+    Args:
+        reward_encoder: what the reward model was trained with, where there is one.
+    """
+    with unseeded(stage):
+        probe = Probe(stage, prompts)
+        config = stage.config
+        logprobs_at = lambda temperature: probe.measure(stage.policy, temperature)[0]  # noqa: E731
+        engine_stops = (
+            stage.engine.encoder.stop_ids
+            if isinstance(stage.engine, LocalEngine)
+            else stage.encoder.stop_ids
+        )
+        results = [
+            doctor.temperature(
+                probe.engine,
+                logprobs_at,
+                probe.entropy,
+                probe.mask,
+                config.temperature,
+                probe.tolerance,
+            ),
+            doctor.stop_tokens(stage.encoder, engine_stops),
+            *_reward_checks(stage, probe, reward_encoder),
+        ]
+        if isinstance(config, PolicyConfig):
+            results.append(
+                doctor.planned_epochs(config.epochs, config.minibatches, config.target_kl),
+            )
+        return results
+
+
+def _reward_checks(stage: OnlineStage, probe: Probe, trained: ChatEncoder | None) -> list[Result]:
+    """Encoding, scores, their weight against the KL, and the rewards of useless answers."""
+    reward = source(stage)
+    odd_name = "empty or endless answers"
+    if isinstance(reward, RandomReward | CheckedControl):
+        return [
+            Unexamined(name, "the reward is a control") for name in ("encoding", "scores", odd_name)
+        ]
+    if trained is None:
+        encoding: Result = Unexamined("encoding", "the reward is no model of this run")
+    elif isinstance(reward, TextReward):
+        encoding = doctor.diagnose(
+            "encoding",
+            "the reward model reads answers as text",
+            {"encodings-differ": reward.encoder.describe() != trained.describe()},
+        )
+    else:
+        encoding = doctor.encodings(
+            stage.encoder,
+            trained,
+            [r.prompt.messages for r in probe.rollouts],
+        )
+    scores = reward.score(probe.rollouts)
+    sound = doctor.scores(scores, checked=isinstance(reward, VerifiableReward))
+    if not isinstance(sound, Healthy):
+        return [encoding, sound, Unexamined(odd_name, "there are no sound scores to compare with")]
+    values = [s.value for s in scores if s.value is not None]
+    scale = []
+    spread = float(torch.tensor(values).std(correction=0))
+    penalty = stage.config.missing_stop_penalty
+    if isinstance(stage, PolicyGradient):
+        config = stage.config
+        if config.kl.coefficient and config.kl.place != "loss":
+            deviation = 1.0 if config.normalize_scores or config.scale_advantages else spread
+            dear = HELD_PRICE * doctor.TYPICAL_KL
+            scale = [doctor.kl_scale(config.kl.coefficient, doctor.TYPICAL_KL, deviation, dear)]
+        penalty += config.overlong_penalty if config.overlong_buffer else 0.0
+        penalty *= spread if config.normalize_scores else 1.0
+    odd = doctor.odd_answers(probe.rollouts, stage.encoder, probe.limit)
+    scored = {
+        kind: [s.value for s in reward.score(rows) if s.value is not None]
+        for kind, rows in odd.items()
+    }
+    paid = {
+        kind: [v - penalty * (kind == "endless") for v in values]
+        for kind, values in scored.items()
+        if values
+    }
+    return [encoding, sound, *scale, *doctor.empty_or_endless(values, paid)]
+
+
+def check_stage(
+    stage: OnlineStage,
+    prompts: Sequence[Prompt],
+    *,
+    digest: str | None = None,
+) -> list[Result]:
+    """Dropout, reference, optimizer and shaped rewards of a stage; weights, random state and
+    training modes stay as they are.
+
+    Args:
+        digest: of the model that the reference should be.
+    """
+    with unseeded(stage):
+        probe = Probe(stage, prompts)
+        results = []
+        for name, role in _roles(stage).items():
+            results.append(
+                doctor.dropout(
+                    name,
+                    role,
+                    lambda role=role: role.hidden(probe.experience.batches[0]).float(),
+                ),
+            )
+        if any(isinstance(result, Finding) for result in results):
+            return [
+                *results,
+                Unexamined("all else", "dropout would look like other faults: switch it off first"),
+            ]
+        results += [
+            *_reference_checks(stage, probe, digest),
+            doctor.lost_updates(stage.learner.optimizer),
+        ]
+        if isinstance(stage, PolicyGradient):
+            return [*results, *_shaping_checks(stage, probe)]
+        return [*results, Unexamined("KL sign", "this stage takes no KL off a reward")]
+
+
+def unseeded(stage: OnlineStage) -> AbstractContextManager[None]:
+    """A context that leaves torch's random state as it was."""
+    return torch.random.fork_rng(
+        devices=[stage.policy.device] if stage.policy.device.type == "cuda" else [],
+    )
+
+
+class Probe:
+    """A few samples of a stage's policy, and what its roles say about them."""
+
+    def __init__(self, stage: OnlineStage, prompts: Sequence[Prompt]) -> None:
+        self.stage = stage
+        config = stage.config
+        self.limit = min(config.max_new_tokens, TOKENS)
+        sampling = replace(config.sampling, max_new_tokens=self.limit)
+        groups = stage.engine.generate(
+            prompts,
+            sampling,
+            num_samples=config.samples_per_prompt,
+            seed=config.seed,
+        )
+        self.rollouts = [rollout for group in groups for rollout in group.rollouts]
+        self.experience = self.gathered()
+        self.mask = self.experience.mask
+        self.logprobs, self.entropy = self.measure(stage.policy)
+        self.engine = (
+            self.experience.rollout_logprobs if all(r.logprobs for r in self.rollouts) else None
+        )
+        self.tolerance = 0.01 if stage.policy.model.dtype == torch.float32 else 0.12
+
+    def gathered(self) -> Experience:
+        """The stage's own matrices for the samples, with scores that all differ."""
+        stage = self.stage
+        size = self.stage.config.micro_batch_tokens
+        limit = stage.policy.document_tokens(size)
+        scores = [
+            Score(0.5 + n, steps=((len(r.response_ids) - 1, 0.5 + n),))
+            for n, r in enumerate(self.rollouts)
+        ]
+        return Experience(
+            self.rollouts,
+            scores,
+            stage.encoder,
+            size,
+            stage.policy.device,
+            document_tokens=limit,
+        )
+
+    def drifted(self, drift: Tensor | float) -> Experience:
+        """The same, with the policy `drift` nats a token above its reference."""
+        experience = self.gathered()
+        experience.logprobs = self.logprobs * self.mask
+        experience.reference_logprobs = (self.logprobs - drift) * self.mask
+        return experience
+
+    @torch.no_grad()
+    def measure(self, role: Role, temperature: float | None = None) -> tuple[Tensor, Tensor]:
+        """(sequences, time) log-probabilities and entropies by a role, from a pass of its own;
+        unset: the stage's temperature.
+        """
+        logprobs, entropies = (torch.zeros_like(self.experience.logprobs) for _ in range(2))
+        for rows, batch in zip(self.experience.rows, self.experience.batches, strict=True):
+            flat = role.logprobs(batch, temperature or self.stage.config.temperature)
+            for matrix, values in zip((logprobs, entropies), flat, strict=True):
+                matrix[rows, : batch.num_steps] = batch.scatter(values)
+        return logprobs, entropies
+
+
+def source(stage: OnlineStage) -> RewardSource:
+    """The reward itself: a limit of failures would end the examination that should report them, and
+    remember the probe.
+    """
+    return stage.reward.source if isinstance(stage.reward, FailureLimit) else stage.reward
+
+
+def _roles(stage: OnlineStage) -> dict[str, Role]:
+    """Every role that a stage runs, by its name."""
+    reward = source(stage)
+    if isinstance(reward, TextReward):
+        reward = reward.source
+    scorers = []
+    if isinstance(reward, EnsembleReward | ObjectivesReward):
+        scorers = list(reward.scorers.members)
+    elif isinstance(reward, LearnedReward | ProcessReward):
+        scorers = [reward.role]
+    value = stage.value if isinstance(stage, PolicyGradient) else None
+    roles = {"policy": stage.policy, "reference": stage.reference, "value model": value}
+    roles |= {f"reward model{f' {n}' if n else ''}": role for n, role in enumerate(scorers)}
+    return {name: role for name, role in roles.items() if role is not None}
+
+
+def _reference_checks(stage: OnlineStage, probe: Probe, digest: str | None) -> list[Result]:
+    if (reference := stage.reference) is None:
+        return [
+            Unexamined(name, "the stage asks no reference")
+            for name in ("reference", "shared weights")
+        ]
+    offloaded = any(p.is_meta for p in reference.model.parameters())
+    digests = None if digest is None or offloaded else (role_digest(reference), digest)
+
+    def theirs() -> Tensor:
+        return probe.measure(reference)[0]
+
+    def ours() -> Tensor:
+        return probe.measure(stage.policy)[0]
+
+    return [
+        doctor.wrong_reference(probe.logprobs, theirs(), probe.mask, digests),
+        doctor.shared_weights(stage.learner.parameters, reference, ours, theirs),
+    ]
+
+
+def _shaping_checks(stage: PolicyGradient, probe: Probe) -> list[Result]:
+    """The stage's own `shape` and loss, on a policy that has drifted from its reference, and on
+    scores alone.
+    """
+    config = stage.config
+    state = stage.state()
+    drifted = torch.zeros_like(probe.logprobs)
+    # one sample of each group: a drift of all would vanish in the baseline
+    drifted[:: config.samples_per_prompt] = 1.0
+    try:
+        with torch.no_grad():
+            calm, moved = (stage.shape(probe.drifted(drift)) for drift in (0.0, drifted))
+        results = [doctor.score_once(calm, [r.num_written for r in probe.rollouts])]
+        if not stage.kl_coefficient:
+            return [*results, Unexamined("KL sign", "kl.coefficient = 0: no KL is paid")]
+        place: Literal["reward", "loss"] = "loss" if config.kl.place == "loss" else "reward"
+        change = float(((moved - calm) * drifted.bool().any(-1, keepdim=True)).sum())
+        if place == "loss":
+            change = _loss(stage, probe, 2.0) - _loss(stage, probe, 1.0)
+        return [*results, doctor.kl_sign(change, stage.kl_coefficient, place)]
+    finally:
+        stage.load_state(state)
+
+
+def _loss(stage: PolicyGradient, probe: Probe, drift: float) -> float:
+    """The loss of the first micro-batch at no advantage, the reference `drift` nats a token below
+    the policy.
+    """
+    experience = probe.drifted(drift)
+    experience.weights = stage.weights(experience)
+    try:
+        return float(
+            stage.accumulate(experience, 0, max(1, int(experience.rows_of("mask", 0).sum())))[
+                "loss"
+            ],
+        )
+    finally:
+        stage.learner.optimizer.zero_grad(set_to_none=True)
+
+
+def _standing(
+    recipe: BaseRecipe,
+    name: str,
+) -> tuple[SamplingSection, ModelConfig, Path | None, list[Result]]:
+    """A section, its start model and its reward's folder; a model before its training has a
+    substitute and a note.
+    """
+    section, root, notes = recipe.section(name), Path(recipe.run), []
+    folder = scoring_model(section, root)
+    started = recipe.section("sft") is None or (root / "sft" / "summary.json").is_file()
+    if not started:
+        notes.append(
+            Unexamined(
+                "reference",
+                "the SFT stage has not run: the base model stands in for its result",
+            ),
+        )
+    if folder and not (started and is_scorer(folder)):
+        notes.append(
+            Unexamined(
+                "scores",
+                f"the {section.scorer} stage has not run on that model: a random reward stands in",
+            ),
+        )
+        section = section.model_copy(update={"reward_source": "random"})
+        folder = None
+    model = recipe.model
+    if started and recipe.section("sft") is not None:
+        check_start(root / "sft")
+        model = model.on_folder(root / "sft" / "model")
+    return section, model, folder, notes
+
+
+def _probe_prompts(
+    recipe: BaseRecipe,
+    section: OnlineSection,
+    name: str,
+    samples: int,
+) -> list[Prompt]:
+    count = max(2, -(-RESPONSES // samples))
+    if section.task is not None:
+        return task_prompts(section.task, count)
+    source = named(section.data or (recipe.section("pairs") and recipe.section("pairs").data), name)
+    limited = source.model_copy(update={"limit": min(count, source.limit or count)})
+    return [
+        *prompts_of(
+            section,
+            load_rows(
+                limited,
+                section.kind or Prompt,
+                Quarantine(),
+                whole=calls_functions(section),
+            ),
+        ),
+    ]
+
+
+def _trained_encoder(folder: Path, encoder: ChatEncoder) -> ChatEncoder:
+    """The encoder that a saved role was trained with."""
+    folder = member_folders(folder)[0]
+    role = read_role(folder)
+    tokenizer = encoder.tokenizer
+    encoding = role["encoding"]
+    if role["adapter"] is None:
+        from transformers import AutoTokenizer
+
+        with quiet():
+            tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    return ChatEncoder.described(tokenizer, encoding)

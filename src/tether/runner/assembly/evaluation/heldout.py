@@ -1,0 +1,196 @@
+"""The measurements of held-out answers within a training: prompts, judge, figures, times."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Literal
+
+from tether.core.budget import time_limit
+from tether.core.errors import DataError
+from tether.core.protocols import doing
+from tether.core.rundir import RunDirectory
+from tether.core.types import Json, Prompt
+from tether.evaluation.decoding import other_temperatures
+from tether.evaluation.held_out import HeldOutAnswers, Scorer
+from tether.evaluation.suite import MeasuredPolicy
+from tether.rewards.limit import FailureLimit
+from tether.runner.assembly.data.fitting import MEASURED_PROMPTS, has_time, measured_prompts
+from tether.runner.assembly.data.rows import rows_of
+from tether.runner.assembly.evaluation.evaluators import JudgedAnswers, Material
+from tether.runner.assembly.evaluation.suites import recipe_evaluators, suite_of
+from tether.runner.assembly.job import Job
+from tether.runner.assembly.judges import judge_note, score_judge
+from tether.runner.assembly.online import OnlineStage, prompts_of
+from tether.runner.assembly.rewards import learned_reward
+from tether.settings.evaluation import EvaluatorData
+from tether.settings.judges import FunctionJudge, JudgeConfig
+from tether.settings.sampling import (
+    SamplingSection,
+)
+from tether.settings.section import calls_functions
+from tether.stages.heldout import SEED, HeldOut, held_out_split
+from tether.stages.learner.ranks import Ranks
+
+_LOG = logging.getLogger("tether.data")
+
+
+def held_out_prompts(
+    rows: Sequence[Prompt],
+    job: Job[SamplingSection],
+    fits: Callable[[Sequence[Prompt]], Sequence[Prompt]],
+) -> tuple[Sequence[Prompt], Sequence[Prompt]]:
+    """(training, held-out) prompts: from data of their own, less what is trained on, or set aside
+    from the training's.
+    """
+    section = job.settings
+    assert section.evaluate is not None
+    if section.evaluate.data is None:
+        return held_out_split(rows, section.evaluate.prompts)
+    trained = {prompt.messages for prompt in rows}
+    name = f"{job.stage}-evaluate"
+    whole = calls_functions(section)
+    others, unread = rows_of(job, section.evaluate.data, section.kind or Prompt, name, whole=whole)
+    job.quarantine.absorb(unread)
+    others = fits(prompts_of(section, others))
+    fresh = {prompt.messages: prompt for prompt in others if prompt.messages not in trained}
+    if len(fresh) < 2:
+        raise DataError(
+            f"{job.stage}.evaluate.data has {len(fresh)} prompts that are not "
+            "trained on; at least two are needed",
+        )
+    if shared := sum(prompt.messages in trained for prompt in others):
+        words = "[%s.evaluate]: %d of %d prompts are trained on, and are left out."
+        _LOG.warning(words, job.stage, shared, len(others))
+    return rows, list(fresh.values())[: section.evaluate.prompts]
+
+
+def held_out_measurement(
+    job: Job[SamplingSection],
+    stage: OnlineStage,
+    test: Sequence[Prompt],
+    run: RunDirectory,
+    ends: contextlib.ExitStack,
+) -> HeldOut:
+    """The measurement that a section asks for.
+
+    In addition to the judge's scores, it measures the distance from the reference. If the judge is
+    another, it adds the training's own reward of the same answers.
+    """
+    assert job.settings.evaluate is not None
+    assert isinstance(stage.reward, FailureLimit)
+    config, own, reference = job.settings.evaluate, stage.reward.judge, stage.reference
+    judge, name = _judge(config.judge, own, job, run, stage.ranks)
+    how = (
+        stage.config.sampling
+        if config.temperature is None
+        else replace(stage.config.sampling, temperature=config.temperature)
+    )
+
+    policy = MeasuredPolicy(stage.policy, stage.encoder, stage.engine)
+    answers = HeldOutAnswers(
+        prompts=test,
+        sampling=how,
+        judge=judge,
+        seed=job.seed + SEED,
+        samples=config.samples_per_prompt,
+    )
+
+    def measure(count: int) -> None:
+        few = replace(answers, prompts=test[:count])
+        few.judge(few.of(policy))
+
+    note, limit = job.folder / MEASURED_PROMPTS, time_limit()
+    answers.prompts = test[: measured_prompts(limit, note, len(test), measure, stage.ranks)]
+    judged = JudgedAnswers(
+        answers=answers,
+        reward=own,
+        proxy=None if name == "heldout" else stage.reward.score,
+        reference=reference,
+        temperatures=other_temperatures(how, config.temperatures),
+        best_of=config.best_of,
+    )
+    chosen = {key: EvaluatorData() for key in judged.names}
+    chosen |= recipe_evaluators(f"{job.stage}.evaluate", config)
+    material = Material(policy, job.quarantine, ends, exactly=True, judged=judged)
+    return HeldOut(
+        config=config,
+        suite=suite_of(chosen, material, run.path),
+        answers=judged.answers,
+        policy=policy,
+        run=run,
+        learner=stage.learner,
+        name=name,
+        averaged=bool(stage.learner.ema_decay),
+    )
+
+
+def _judge(
+    judge: Literal["reward", "test"] | FunctionJudge | JudgeConfig,
+    own: Scorer,
+    job: Job[SamplingSection],
+    run: RunDirectory,
+    ranks: Ranks,
+) -> tuple[Scorer, Literal["gold", "test", "heldout"]]:
+    """The judge of held-out answers, and its name in the metrics: the training's `own` reward, or
+    another that the section names.
+    """
+    if judge == "reward":
+        return own, "heldout"
+    if not isinstance(judge, str):
+        run.update_manifest(judge=judge_note(judge))
+        return partial(ranks.score_by_first, score_judge(judge, run.path)), "gold"
+    assert job.scorer is not None  # checked before the first stage
+    place = job.scorer.parent / "test" / "model"
+    score = learned_reward(place, job.model, mesh=ranks.mesh).score
+    return partial(ranks.score_by_share, score), "test"
+
+
+def measure_start(
+    evaluation: HeldOut,
+    job: Job[SamplingSection],
+    run: RunDirectory,
+    ranks: Ranks,
+) -> None:
+    """Make the measurements that belong before the first step, where that is not done yet."""
+    limit = time_limit()
+    begun = limit.clock()
+    if not run.held_out():
+        doing(job.progress, "measuring held-out answers")
+        evaluation.measure(0)
+    if max(run.held_out()):
+        return
+    evaluation.decode(0)
+    limit.reserve = limit.clock() - begun  # as long as the measurement after the last step
+    answers = max(evaluation.config.best_of, default=0)
+    drawn = 1 + len(evaluation.config.temperatures)
+    limit.answered(limit.reserve / (drawn * len(evaluation.groups)))
+    seconds = limit.reserve * answers / drawn
+    note = job.folder / MEASURED_PROMPTS
+    if not answers or ranks.once(lambda: has_time(limit, seconds, note)):
+        evaluation.choose()
+    else:
+        words = "%s: the best of %d answers of the start is not measured: its time is limited."
+        _LOG.warning(words, job.stage, answers)
+
+
+def measure_end(
+    evaluation: HeldOut,
+    stage: OnlineStage,
+    run: RunDirectory,
+    summary: Json,
+) -> None:
+    """Make the measurements that belong after the last step, with the weights that are kept."""
+    # stopped early, or not those weights
+    if summary["steps"] not in run.held_out() or stage.learner.averages:
+        # a version not used before: other weights
+        stage.engine.update_weights(summary["steps"] + 1)
+        evaluation.measure(summary["steps"], "after")
+    if evaluation.learner is not None:
+        evaluation.restore()
+        stage.engine.update_weights(summary["steps"] + 2)
+    evaluation.decode(evaluation.kept)
+    summary[evaluation.name] = evaluation.summary()

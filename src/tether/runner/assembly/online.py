@@ -1,0 +1,153 @@
+"""A stage that samples, from its settings: its roles, its reward, its engine, its prompts."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from tether.core.protocols import RewardSource
+from tether.core.types import Problem, Prompt
+from tether.models.loading import LoadedModel
+from tether.rewards.limit import FailureLimit
+from tether.rewards.parts import RewardParts
+from tether.rewards.verifiable import problem_prompt
+from tether.rollout.drawn import score_ids
+from tether.rollout.served import probe_ids
+from tether.runner.assembly.engines import served_engine
+from tether.runner.assembly.job import Job
+from tether.runner.assembly.launching import Placement
+from tether.runner.assembly.models import open_model
+from tether.runner.assembly.rewards import reward_source, task_prompts
+from tether.runner.assembly.roles import (
+    encoder_of,
+    local_engine,
+    reader_of,
+    sampling_roles,
+    value_of,
+)
+from tether.settings.model import ModelConfig
+from tether.settings.sampling import (
+    BestOfNSection,
+    OnlineSection,
+    PolicySection,
+    SamplingSection,
+)
+from tether.stages.best_of_n import BestOfN
+from tether.stages.learner.ranks import ALONE, FirstEngine, Ranks, shared
+from tether.stages.online_direct import OnlineDirect
+from tether.stages.policy_gradient import PolicyGradient
+
+OnlineStage = PolicyGradient | BestOfN | OnlineDirect
+"""A stage that samples."""
+
+
+def online_stage(
+    section: SamplingSection,
+    settings: ModelConfig,
+    reward_folder: Path | None,
+    seed: int,
+    reward: RewardSource | None = None,
+    ranks: Ranks = ALONE,
+) -> tuple[OnlineStage, LoadedModel]:
+    """Everything that a stage that samples needs: policy, reference, perhaps a value, a reward
+    source and an engine.
+
+    Args:
+        reward_folder: the trained role that scores, for the reward sources that are models.
+        reward: the reward from servers; None: the section's own.
+        ranks: those that train together.
+
+    Raises:
+        ModelError: the reward model does not belong to this trunk.
+    """
+    loaded = open_model(settings, seed=seed, mesh=ranks.mesh)
+    encoder = encoder_of(loaded)
+    folder = (
+        None
+        if section.scorer is None or (reward is not None and value_of(section) != "reward")
+        else reward_folder
+    )
+    policy, reference, value, scorers = sampling_roles(section, loaded, folder, seed)
+    by_share = reward is None and section.reward_kind.on_every_rank and not section.objectives
+    reader = None
+    if section.roles == "separate" and folder is not None:
+        reader = reader_of(folder, loaded.tokenizer, encoder.describe())
+    reward = reward or reward_source(
+        RewardParts(
+            section=section,
+            device=loaded.model.device,
+            seed=seed,
+            roles=scorers,
+            folder=folder,
+            encoder=reader or encoder,
+            reads_text=reader is not None,
+        ),
+    )
+    needs_steps = isinstance(section, PolicySection) and section.step_rewards
+    ask = ranks.score_by_share if by_share else ranks.score_by_first
+    # Where ranks cut weights over all of them, servers come in the engine's place.
+    engine = (
+        FirstEngine(None, list, ranks)
+        if ranks.mesh
+        else shared(local_engine(policy, loaded, max_rows=section.engine_rows), ranks)
+    )
+    if isinstance(section, PolicySection):
+        build = partial(PolicyGradient, config=section, value=value)
+    elif isinstance(section, BestOfNSection):
+        build = partial(BestOfN, config=section)
+    else:
+        build = partial(OnlineDirect, config=section)
+    stage = build(
+        policy=policy,
+        reference=reference,
+        reward=FailureLimit(reward, section.max_failed, ask, needs_steps=needs_steps),
+        engine=engine,
+        encoder=encoder,
+        ranks=ranks,
+    )
+    return stage, loaded
+
+
+def engine_on_servers(
+    job: Job[SamplingSection],
+    stage: OnlineStage,
+    loaded: LoadedModel,
+    ranks: Ranks,
+    folder: Path,
+    ends: contextlib.ExitStack,
+) -> FirstEngine:
+    """The engine on servers, which `ends` stops; on every rank, and started by the first."""
+    # vLLM scores a prompt by all rows of the output layer, and samples from those of tokens.
+    probe = partial(
+        score_ids,
+        stage.policy,
+        probe_ids(encoder_of(loaded)),
+        padded=job.settings.engine.kind == "vllm",
+    )
+    expected, engine = probe(), None
+    if ranks.first:
+        place = Placement(job.on, job.model.device, ranks.size)
+        servers = served_engine(
+            job.settings,
+            stage.policy,
+            loaded,
+            folder,
+            job.seed,
+            expected,
+            placement=place,
+        )
+        engine = ends.enter_context(contextlib.closing(servers))
+    # The same number of threads on all ranks, so that they round alike.
+    torch.set_num_threads(ranks.once(torch.get_num_threads))
+    return FirstEngine(engine, probe, ranks)
+
+
+def prompts_of(section: OnlineSection, rows: Sequence[Prompt | Problem] | None) -> Sequence[Prompt]:
+    """Prompts; of problems where their answers are to be checked, or of a reasoning-gym task."""
+    if section.task is not None:
+        return task_prompts(section.task)
+    return [problem_prompt(row) if isinstance(row, Problem) else row for row in rows or ()]

@@ -1,0 +1,493 @@
+"""The end of a recipe: its policies and the model that they start from answer held-out prompts, and
+a judge compares them.
+
+Both sides answer with the same randomness, at the temperature of training and at others. No
+decoding parameter gives a policy's gain over the best decoding of its start (evaluation.decoding).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+
+from tether.core.budget import time_limit
+from tether.core.digest import digest
+from tether.core.errors import ConfigError
+from tether.core.protocols import Engine
+from tether.core.rundir import (
+    EVALUATIONS,
+    RunDirectory,
+    file_digest,
+    read_json,
+    write_json,
+    write_jsonl,
+)
+from tether.core.types import Facts, Json, Prompt, Rollout, Sampling, Score
+from tether.data.seen import shared_prompts
+from tether.evaluation.decoding import control, other_temperatures
+from tether.evaluation.held_out import answers_at, column_figures, scores_by_part
+from tether.evaluation.length_controlled import answers_at_equal_length
+from tether.evaluation.likelihood import kl_to_reference
+from tether.evaluation.suite import MeasuredPolicy, Moment, Record, Suite, as_record, note_changes
+from tether.evaluation.winrate import mean_estimate
+from tether.models.trunk import Role
+from tether.runner.assembly.data.fitting import FITTING, Fitting
+from tether.runner.assembly.data.prompts import usable_once
+from tether.runner.assembly.evaluation.evaluators import Material
+from tether.runner.assembly.evaluation.suites import recipe_evaluators, suite_of
+from tether.runner.assembly.job import Job
+from tether.runner.assembly.judges import TextJudge, judge_note, text_judge
+from tether.runner.assembly.models import open_model
+from tether.runner.assembly.roles import encoder_of, load_policy, local_engine, newest_policy
+from tether.runner.methods.overlaps import trained_prompts
+from tether.settings.evaluation import UNTRAINED, EvaluationSection
+from tether.settings.model import ModelConfig
+from tether.stages.learner.ranks import Ranks
+
+_LOG = logging.getLogger("tether.evaluate")
+SEED = 104729
+"""Added to the run's: held-out answers share no randomness with those of training."""
+
+
+def train(
+    job: Job[EvaluationSection],
+    rows: Sequence[Prompt],
+    run: RunDirectory,
+    ranks: Ranks,
+) -> Json:
+    """Compare the job's policies with what they start from; every answer is in `answers.jsonl`.
+
+    Raises:
+        ConfigError: there is no policy.
+    """
+    if not job.policies:
+        raise ConfigError(
+            "[evaluate] compares policies, and the run has none: add a stage that trains one",
+        )
+    section, start = job.settings, time.perf_counter()
+    run.update_manifest(judge=judge_note(section.judge))
+    sampling = sampling_of(section, job.sampling)
+    if job.sampling is None and None in (section.max_new_tokens, section.temperature):
+        _LOG.info(
+            "%s: no stage of the recipe samples, so answers have up to %d tokens at temperature %g "
+            "(evaluate.max_new_tokens, evaluate.temperature)",
+            job.stage,
+            sampling.max_new_tokens,
+            sampling.temperature,
+        )
+    load = partial(open_model, job.model, seed=job.seed)
+    note = job.root / job.stage / "left_out.json"
+    rows = usable_once(job, rows, sampling.max_new_tokens, note, load)
+    note = job.root / job.stage / FITTING
+    fitting = Fitting(time_limit(), note, len(rows))
+    rows = fitting.order(rows, job.seed)
+    judge = text_judge(section.judge, job.root)
+    with ExitStack() as closing:
+        asked = _Sides(job, rows, judge, sampling, fitting, closing)
+        before = asked.answers("before", job.root / job.stage / "before", None)
+        after = {
+            name: asked.answers(name, run.path / name, folder)
+            for name, folder in job.policies.items()
+        }
+    results = {name: _compared(asked, before, answers) for name, answers in after.items()}
+    if job.earlier and job.policy is not None:  # what this round alone brought
+        (name, answers) = next(iter(after.items()))
+        previous = read_json(job.earlier[-1] / job.stage / name / "answers.json")
+        results[name]["gold_gain_of_round"] = asked.gained(previous, answers)["gold_gain"]
+    write_jsonl(run.path / "answers.jsonl", asked.rows(before, after))
+    write_jsonl(run.path / EVALUATIONS, asked.records(before, after))
+    shared = shared_prompts(asked.distinct, trained_prompts(job.others))
+    return {
+        "policies": results,
+        "num_prompts": len(asked.distinct),
+        **({"trained_on": shared} if shared else {}),
+        "seconds": time.perf_counter() - start,
+    }
+
+
+def check_evaluation(job: Job[EvaluationSection], _: ModelConfig) -> None:
+    """Check that settings of sampling are possible before the first stage begins."""
+    sampling_of(job.settings, job.sampling)
+
+
+def sampling_of(section: EvaluationSection, trained: Sampling | None) -> Sampling:
+    """The way in which both sides answer; `trained` is how a stage of the recipe samples, None
+    where no stage samples.
+    """
+    sampling = trained or UNTRAINED
+    temperature = section.temperature
+    return replace(
+        sampling,
+        max_new_tokens=section.max_new_tokens or sampling.max_new_tokens,
+        temperature=sampling.temperature if temperature is None else temperature,
+    )
+
+
+def weights_of(source: str | Path) -> str:
+    """The digest of the weights of a model, a run's stage or a trained role; for a model without a
+    folder, its name.
+    """
+    folder = Path(source).expanduser()
+    folder = newest_policy(folder) or folder
+    if not folder.is_dir():
+        return str(source)
+    files = file_digest(sorted(folder.rglob("*.safetensors")))
+    return digest([[str(Path(file).relative_to(folder)), one] for file, one in files.items()])
+
+
+def drawn_from(folder: Path) -> str | None:
+    """The weights that gave the answers in a folder; None without answers, or where they do not
+    name them.
+    """
+    path = folder / "answers.json"
+    return read_json(path).get("weights") if path.is_file() else None
+
+
+_Block = tuple[dict[float, list[Rollout]], list[float | None]]
+"""Answers by temperature, and the KL of those at the temperature of training."""
+
+
+class _Sides:
+    """Held-out prompts, the models that answer them, and the judge's scores. Equal answers are
+    judged once.
+    """
+
+    def __init__(
+        self,
+        job: Job[EvaluationSection],
+        prompts: Sequence[Prompt],
+        judge: TextJudge,
+        sampling: Sampling,
+        fitting: Fitting,
+        closing: ExitStack,
+    ) -> None:
+        self.section = job.settings
+        self.closing = closing
+        self.job = job
+        self.judge = judge
+        self.sampling = sampling
+        self.fitting = fitting
+        self._scores: dict[tuple[str, ...], list[Score]] = {}
+        self.suite: Suite | None = None
+        self.steps = 0
+        self._take(prompts)
+
+    def _take(self, prompts: Sequence[Prompt]) -> None:
+        """The prompts that all sides answer."""
+        self.prompts = [prompt for prompt in prompts for _ in range(self.section.samples)]
+        self.distinct = prompts
+        self.groups = [prompt.id for prompt in self.prompts]
+
+    @property
+    def temperatures(self) -> list[float]:
+        """All temperatures at which both sides answer, that of training first."""
+        own = self.sampling.temperature
+        return [own, *other_temperatures(self.sampling, self.section.temperatures)]
+
+    def answers(self, name: str, folder: Path, policy: Path | None) -> Json:
+        """A policy's answers, kept in `folder`: texts, KL from the start, lengths, and `decoded` at
+        other temperatures.
+        """
+        job = self.job
+        weights = weights_of(policy or job.model.source)
+        if drawn_from(folder) != weights:
+            if (folder / "answers.json").is_file():
+                _LOG.warning("%s: of other weights than now, so all answers are drawn again", name)
+            begun = self.fitting.clock()
+            role, loaded = load_policy(
+                str(policy or job.model.source),
+                job.model,
+                job.seed,
+            )
+            engine = local_engine(role, loaded, max_rows=self.section.engine_rows)
+            # the trunk without its adapter is the start
+            shared = role.adapter is not None or policy is None
+            start = cache(lambda: open_model(job.model, seed=job.seed).model)
+            opening = self.fitting.clock() - begun
+
+            def answered(prompts: Sequence[Prompt], first: int) -> _Block:
+                sampled = {t: self._sampled(t, engine, prompts, first) for t in self.temperatures}
+                how = encoder_of(loaded), self.sampling.temperature
+                reference = Role(role.model if shared else start())
+                moved = kl_to_reference(role, reference, sampled[self.sampling.temperature], *how)
+                return sampled, list(moved)
+
+            sampled, moved = self._fitted(answered, opening)
+            rollouts = sampled.pop(self.sampling.temperature)
+            kl = {"kl": mean_estimate(moved, self.groups).as_dict()}
+            decoded = {f"{temperature:g}": _texts(rows) for temperature, rows in sampled.items()}
+            measured = self._measured(MeasuredPolicy(role, encoder_of(loaded), engine))
+            write_json(
+                folder / "answers.json",
+                {"weights": weights, **_texts(rollouts), **kl, "decoded": decoded, **measured},
+            )
+        return read_json(folder / "answers.json")
+
+    def _sampled(
+        self,
+        temperature: float,
+        engine: Engine,
+        prompts: Sequence[Prompt],
+        first: int,
+    ) -> list[Rollout]:
+        rollouts = answers_at(
+            temperature,
+            engine,
+            prompts,
+            self.sampling,
+            num_samples=self.section.samples,
+            seed=self.job.seed + SEED,
+            first=first,
+        )
+        if self.fitting.count is not None:
+            self._step()
+        return rollouts
+
+    def _fitted(
+        self,
+        answered: Callable[[Sequence[Prompt], int], _Block],
+        opening: float,
+    ) -> _Block:
+        """The answers to all prompts. Of the first side, with a budget, to as many as fit, those of
+        the other sides and the judge's time included.
+
+        Args:
+            opening: seconds in which a side was loaded.
+        """
+        if self.fitting.count is not None:
+            return answered(self.distinct, 0)
+        sampled: dict[float, list[Rollout]] = {t: [] for t in self.temperatures}
+        moved: list[float | None] = []
+
+        def answer(items: Sequence[tuple[int, Prompt]]) -> list[Json]:
+            part, further = answered([prompt for _, prompt in items], items[0][0])
+            for temperature, rollouts in part.items():
+                sampled[temperature] += rollouts
+            moved.extend(further)
+            rows = iter(part[self.sampling.temperature])
+            samples = range(self.section.samples)
+            return [{"responses": [next(rows).text for _ in samples]} for _ in items]
+
+        self.fitting.answer(
+            list(enumerate(self.distinct)),
+            max(1, self.section.engine_rows // self.section.samples),
+            answer,
+            self.judge,
+            sides=1 + len(self.job.policies),
+            opening=opening,
+            times=len(self.temperatures),
+        )
+        done = len(moved) // self.section.samples
+        self.fitting.close(done)
+        self._take(self.distinct[:done])
+        for _ in self.temperatures:
+            self._step()
+        return sampled, moved
+
+    def _step(self) -> None:
+        """One more temperature of one more model is sampled."""
+        self.steps += 1
+        if self.job.progress is not None:
+            sides = 1 + len(self.job.policies)
+            self.job.progress(self.steps, len(self.temperatures) * sides, {})
+
+    def _measured(self, policy: MeasuredPolicy) -> Json:
+        """Measures of the evaluators that the section names; those of the premises by themselves,
+        as runs have always had them.
+        """
+        if self.suite is None:
+            material = Material(policy, self.job.quarantine, self.closing, exactly=True)
+            self.suite = suite_of(recipe_evaluators(self.job.stage, self.section), material)
+        records = [
+            as_record(name, "after", 0, evaluator(policy, 0))
+            for name, evaluator in self.suite.evaluators.items()
+        ]
+        others = [record for record in records if record["evaluator"] != "sycophancy"]
+        measured: Json = {
+            record["evaluator"]: record["figures"]
+            for record in records
+            if record["evaluator"] == "sycophancy"
+        }
+        if others:
+            measured["evaluations"] = others
+        return measured
+
+    def records(self, before: Json, after: Mapping[str, Json]) -> list[Record]:
+        """Measures of all evaluators on all sides, compared with the start."""
+        records = self._records_of(before, "before", "before")
+        for name, side in after.items():
+            for record in self._records_of(side, "after", name):
+                note_changes(records, record)
+                records.append(record)
+        return records
+
+    def _records_of(self, side: Json, moment: Moment, policy: str) -> list[Record]:
+        groups = [str(place // self.section.samples) for place in range(len(self.prompts))]
+        decoded = {
+            f"{temperature}/{key}": column
+            for temperature, answers in side["decoded"].items()
+            for key, column in scores_by_part(self.judged(answers["texts"])).items()
+        }
+        scores = column_figures(scores_by_part(self.judged(side["texts"])), groups)
+        records = [
+            as_record("held_out", moment, 0, scores),
+            Record(
+                evaluator="kl",
+                moment=moment,
+                step=0,
+                figures={"kl": side["kl"]},
+                rows={},
+            ),
+        ]
+        if decoded:
+            records.append(as_record("decoding", moment, 0, column_figures(decoded, groups)))
+        if premises := side.get("sycophancy"):
+            records.append(
+                Record(evaluator="sycophancy", moment=moment, step=0, figures=premises, rows={}),
+            )
+        records += side.get("evaluations", [])
+        for record in records:
+            record.update(moment=moment, policy=policy)
+        return records
+
+    def judged(self, texts: Sequence[str]) -> list[Score]:
+        """Scores of answers to the held-out prompts."""
+        if (key := tuple(texts)) not in self._scores:
+            self._scores[key] = self.judge(self.prompts, texts)
+        return self._scores[key]
+
+    def gained(self, before: Facts, after: Facts) -> Json:
+        """Gold before and after, gain and win rate with their intervals, parts, and what decoding
+        alone gives.
+        """
+        own = self.sampling.temperature
+        controls = control(
+            self._scores_by_temperature(before),
+            self._scores_by_temperature(after),
+            self.groups,
+            own,
+        )
+        if (measured := controls["by_temperature"].get(f"{own:g}")) is None:
+            reason = next(
+                (score.reason for score in self.judged(after["texts"]) if score.reason),
+                "",
+            )
+            raise ConfigError(
+                f"the judge scored no answer of both sides{f': {reason}' if reason else ''}. Look "
+                "at evaluate.judge",
+            )
+        gold: Json = {f"gold_{name}": measured[name]["value"] for name in ("before", "after")}
+        gold |= {f"gold_{name}": measured[name] for name in ("gain", "win_rate")}
+        parts = [_mean_parts(self.judged(side["texts"])) for side in (before, after)]
+        gold["gold_parts"] = {k: {"before": parts[0][k], "after": parts[1][k]} for k in parts[0]}
+        return {
+            **gold,
+            "gold_by_temperature": controls.pop("by_temperature"),
+            **controls,
+        }
+
+    def at_equal_length(self, before: Facts, after: Facts) -> Json:
+        """The win rate at the temperature of training, if answers were as long as the start's."""
+        if not self.section.length_controlled:
+            return {}
+        rate = answers_at_equal_length(self._scored(after), self._scored(before), self.groups)
+        if math.isnan(rate.value):
+            _LOG.warning("%s: no win rate at equal length: %s", self.job.stage, rate.reason)
+        return {"gold_win_rate_at_equal_length": rate.as_dict()}
+
+    def _scores_by_temperature(self, answers: Facts) -> dict[float, list[float | None]]:
+        sides = {
+            self.sampling.temperature: answers,
+            **{float(t): side for t, side in answers["decoded"].items()},
+        }
+        return {
+            t: [score.value for score in self.judged(side["texts"])] for t, side in sides.items()
+        }
+
+    def rows(self, before: Facts, after: Facts) -> Iterator[Json]:
+        """A line an answer: the start's, the first policy's, and those of the others."""
+        first, *others = after
+        sides = {
+            "before": self._scored(before),
+            "after": self._scored(after[first]),
+        }
+        arms = {name.removeprefix(f"{first}-"): self._scored(after[name]) for name in others}
+        for i, prompt in enumerate(self.prompts):
+            row = {
+                "id": prompt.id,
+                "kind": prompt.metadata.get("kind", ""),
+                "prompt": prompt.text,
+            }
+            for name, answers in sides.items():
+                text, score = answers[i]
+                row |= {
+                    name: text,
+                    f"gold_{name}": score.value,
+                    f"parts_{name}": score.parts,
+                }
+            row["arms"] = {
+                name: {
+                    "response": answers[i][0],
+                    "gold": answers[i][1].value,
+                }
+                for name, answers in arms.items()
+            }
+            yield row
+
+    def _scored(self, answers: Facts) -> list[tuple[str, Score]]:
+        return list(zip(answers["texts"], self.judged(answers["texts"]), strict=True))
+
+
+def _compared(asked: _Sides, before: Facts, after: Facts) -> Json:
+    """Results of a policy against the model before it: the judge's scores, the distance in KL, and
+    the form of the answers.
+    """
+    looks = {"kl": after["kl"]}
+    for name, side in (("", after), ("_before", before)):
+        commonest = Counter(map(opening, side["texts"])).most_common(1)[0][1]
+        looks |= {
+            f"length{name}": side["length"],
+            f"same_opening{name}": commonest / len(side["texts"]),
+        }
+    sides = {"before": before, "after": after}
+    premises = {
+        side: answers["sycophancy"] for side, answers in sides.items() if "sycophancy" in answers
+    }
+    more = {"sycophancy": premises} if premises else {}
+    return {
+        **asked.gained(before, after),
+        **asked.at_equal_length(before, after),
+        "answers": looks,
+        "finished": after["finished"],
+        **more,
+    }
+
+
+def _texts(rollouts: Sequence[Rollout]) -> Json:
+    """Texts, how many came to their end, and how long they are on average, in tokens."""
+    return {
+        "texts": [r.text for r in rollouts],
+        "finished": statistics.fmean(r.finished for r in rollouts),
+        "length": statistics.fmean(r.num_written for r in rollouts),
+    }
+
+
+def _mean_parts(scores: Sequence[Score]) -> dict[str, float]:
+    known = [score.parts for score in scores if score.parts]
+    return {
+        key: sum(parts[key] for parts in known) / len(known) for key in (known[0] if known else ())
+    }
+
+
+def opening(response: str) -> str:
+    """Its first word, in small letters."""
+    return next(iter(re.findall(r"[a-z']+", response.lower())), "")

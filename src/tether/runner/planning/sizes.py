@@ -1,0 +1,153 @@
+"""Lengths and counts of the rows of a recipe's stages, as far as their files are here."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import comb
+from statistics import fmean
+
+from tether.core.errors import TetherError
+from tether.core.types import (
+    Comparison,
+    Conversation,
+    Demonstration,
+    Feedback,
+    Prompt,
+    Record,
+    StepLabels,
+    assistant,
+    user,
+)
+from tether.data.formats.conversions import prompt_of
+from tether.data.sources import Quarantine, group_of, read
+from tether.models.pretrained import resolve, tokenizer_of
+from tether.runner.planning.speeds import RowSizes
+from tether.settings.model import TINY, ModelConfig
+from tether.settings.recipe import BaseRecipe
+from tether.settings.section import DataConfig
+
+SAMPLE = 64
+"""Rows whose lengths are measured."""
+MARKS = 8
+"""Tokens that a template adds to a turn: a guess."""
+
+
+def row_sizes(
+    recipe: BaseRecipe,
+    names: Sequence[str],
+    prompt_tokens: int | None = None,
+) -> dict[str, RowSizes]:
+    """Lengths and counts of the rows of stages, as far as their files are here; `prompt_tokens`
+    instead of measured prompts.
+    """
+    tokens = _counter(recipe.model)
+    sizes = {}
+    for name in names:
+        with contextlib.suppress(TetherError):  # the stage itself reports it
+            rows = _sized(recipe, name, tokens)
+            if prompt_tokens is not None:
+                longest = rows.longest and (prompt_tokens, rows.longest[1])
+                rows = replace(rows, prompt=prompt_tokens, longest=longest)
+            sizes[name] = rows
+    return sizes
+
+
+def _counter(model: ModelConfig) -> Callable[[Conversation], int]:
+    """Tokens of a conversation, its marks guessed."""
+    tokenizer = tokenizer_of(model.source if model.source == TINY else resolve(model)[0])
+    return lambda turns: sum(
+        len(tokenizer(t.content, add_special_tokens=False, verbose=False)["input_ids"]) + MARKS
+        for t in turns
+    )
+
+
+def _sized(recipe: BaseRecipe, name: str, tokens: Callable[[Conversation], int]) -> RowSizes:
+    section, pairs = recipe.section(name), recipe.section("pairs")
+    system = tokens((user(recipe.model.system_prompt),)) if recipe.model.system_prompt else 0
+    if recipe.from_pairs(name):
+        prompts = _measured(pairs.data, Prompt, tokens, system, counts=True)
+        if section.kind is Prompt:
+            return prompts
+        groups = pairs.prompts or prompts.count
+        count = pairs.labels or (groups and groups * comb(pairs.samples_per_prompt, 2))
+        answers = (
+            min(pairs.samples_per_prompt, 2 * pairs.labels / groups)
+            if pairs.labels and groups
+            else pairs.samples_per_prompt
+        )
+        return RowSizes(
+            prompt=prompts.prompt,
+            answer=pairs.max_new_tokens,
+            answers=answers,
+            count=count,
+            groups=groups,
+        )
+    if section.kind is None or section.data is None:
+        return RowSizes()
+    return _measured(
+        section.data,
+        section.kind,
+        tokens,
+        system,
+        counts="steps" not in type(section).model_fields,
+    )
+
+
+def _measured(
+    data: DataConfig,
+    kind: type,
+    tokens: Callable[[Conversation], int],
+    system: int,
+    *,
+    counts: bool,
+) -> RowSizes:
+    """Mean lengths of the first rows of files; with `counts` all rows are read."""
+    if any(path.startswith("hub:") for path in data.paths):
+        return RowSizes()
+    how = data.model_dump(exclude={"path", "strict"})
+    if not counts:
+        how["limit"] = min(SAMPLE, data.limit or SAMPLE)
+    groups, sides, prompts, answers, count = set[str](), set[int](), [], [], 0
+    longest: list[Conversation] = [(), ()]
+    for count, row in enumerate(read(data.paths, kind, quarantine=Quarantine(keep=0), **how), 1):
+        prompt, replies = _parts(row)
+        longest = [
+            max(pair, key=_letters)
+            for pair in zip(longest, (prompt, max(replies, key=_letters, default=())), strict=True)
+        ]
+        groups.add(group_of(row))
+        sides.update(hash((prompt, reply)) for reply in replies)
+        if count <= SAMPLE:
+            prompts.append(system + tokens(prompt))
+            answers += map(tokens, replies)
+    if not prompts:
+        return RowSizes()
+    answer = round(fmean(answers)) if answers else None
+    own = len(groups) if kind in (Comparison, Feedback) else count
+    long = system + tokens(longest[0]), tokens(longest[1])
+    number = count if counts else None
+    return RowSizes(
+        prompt=round(fmean(prompts)),
+        answer=answer,
+        answers=len(sides) / own or 2.0,
+        count=number,
+        groups=own,
+        longest=long,
+    )
+
+
+def _letters(turns: Conversation) -> int:
+    return sum(len(turn.content) for turn in turns)
+
+
+def _parts(row: Record) -> tuple[Conversation, list[Conversation]]:
+    """The prompt of a row, and the answers to it."""
+    prompt = prompt_of(row)
+    if isinstance(row, Demonstration):
+        return prompt, [row.messages[len(prompt) :]]
+    if isinstance(row, StepLabels):
+        return prompt, [(assistant("\n".join(row.steps)),)]
+    sides = ("chosen", "rejected", "response")
+    return prompt, [getattr(row, side) for side in sides if hasattr(row, side)]

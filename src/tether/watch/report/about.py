@@ -1,0 +1,280 @@
+"""Facts of a page before any result: a run's method, model, data, machine, and the source of its
+gold scores.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tether.core.amounts import duration, gigabytes
+from tether.settings.synonyms import shown_name
+from tether.watch.report.numbers import SENTENCES, thousands
+from tether.watch.report.reading import (
+    Journey,
+    Row,
+    SubRun,
+    finite,
+    listed,
+    mapping,
+    printable,
+)
+
+NAMES, GOLD, PARTS = SENTENCES["methods"], SENTENCES["gold"], SENTENCES["parts"]
+CALLED_GOLD = re.compile(r"\bgold\b", re.IGNORECASE)
+"""In the name of a judge."""
+PYTHON = "python:"
+"""Before the names of functions that a Python call handed over."""
+VERSIONS = ("tether", "Python", "torch", "transformers", "peft")
+
+
+def anchor(name: str) -> str:
+    """The anchor of a stage on the page."""
+    return "stage-" + re.sub(r"[^\w-]", "-", name)
+
+
+def method_name(stage: SubRun) -> str:
+    """The name of a stage's method, in full."""
+    own = shown_name(stage.section, stage.settings)
+    names = (own, stage.section, stage.name, stage.name.partition("-")[0], stage.kind)
+    return next((NAMES[name] for name in names if name in NAMES), stage.section or stage.name)
+
+
+def short_method(stage: SubRun) -> str:
+    """The abbreviation of a stage's method where it has one."""
+    name = method_name(stage)
+    abbreviation = re.search(r"\((.+)\)$", name)
+    return abbreviation[1] if abbreviation else name[:1].lower() + name[1:]
+
+
+def title(journey: Journey) -> str:
+    """The method of what was trained last: a policy, else what a supervised stage made."""
+    made = [journey.stage(*kinds) for kinds in (("direct", "rounds"), ("reward",), ("sft",))]
+    last = next((stage for stage in (*journey.arms[:1], *made) if stage.name), None)
+    return (
+        method_name(last)
+        if last
+        else NAMES["pairs"]
+        if journey.stage("pairs").name
+        else NAMES["evaluate"]
+    )
+
+
+def price(journey: Journey) -> str:
+    """Time and memory of all that was run; empty where nothing was noted."""
+    summaries = [run.summary for run in (journey.own, *journey.stages)]
+
+    def noted(key: str) -> list[float]:
+        return [finite(summary.get(key)) or 0.0 for summary in summaries]
+
+    own, *stages = noted("seconds")
+    parts = (
+        (own or sum(stages), duration, ""),
+        (max(noted("peak_rss_bytes")), gigabytes, " of memory"),
+        (max(noted("peak_gpu_bytes")), gigabytes, " of GPU memory"),
+    )
+    return ", ".join(f"{show(size)}{of}" for size, show, of in parts if size)
+
+
+def facts(journey: Journey, run: Path) -> list[tuple[str, list[str]]]:
+    """A name and lines for everything that is known of what was run, where and when."""
+    stages = journey.stages
+    manifests = [
+        manifest for stage in (*stages, journey.own) if (manifest := mapping(stage.manifest))
+    ]
+    models = [mapping(manifest.get("model")) for manifest in manifests] + [
+        mapping(journey.recipe.get("model")),
+    ]
+    seeds = [
+        seed
+        for stage in (journey.own, *stages)
+        if (seed := mapping(stage.config).get("seed")) is not None
+    ]
+    started = min(
+        (str(manifest["started"]) for manifest in manifests if "started" in manifest),
+        default="",
+    )
+    rows = (
+        ("model", [next((str(model["source"]) for model in models if model.get("source")), "")]),
+        ("method", [" → ".join(dict.fromkeys(short_method(stage) for stage in stages))]),
+        ("data", [line for stage in stages for line in _data(stage)]),
+        ("date", [started.replace("T", " ").replace("Z", " UTC")]),
+        ("machine", [_machine(manifests[0], models)] if manifests else []),
+        ("versions", [_versions(manifests[0])] if manifests else []),
+        ("seed", list(dict.fromkeys(str(seed) for seed in seeds))),
+        ("run", [str(run)]),
+        ("run again", _again(manifests)),
+    )
+    return [
+        (name, [printable(line, 300) for line in lines if line])
+        for name, lines in rows
+        if any(lines)
+    ]
+
+
+def _again(manifests: Sequence[Row]) -> list[str]:
+    """The commands that began the stages, each once, to be given in their working directory."""
+    begun = [
+        (str(manifest.get("cwd", ".")), _command(list(map(str, listed(manifest.get("argv"))))))
+        for manifest in manifests
+    ]
+    return [f"cd {shlex.quote(cwd)} && {line}" for cwd, line in dict.fromkeys(begun) if line]
+
+
+def _command(words: Sequence[str]) -> str:
+    """The command line of a start, from the name of its program and its arguments."""
+    if not words:
+        return ""
+    first, *rest = words
+    if first == "__main__.py":  # of `python -m tether`
+        first = "tether"
+    return shlex.join([*(["python"] if first.endswith(".py") else []), first, *rest])
+
+
+def _data(stage: SubRun) -> Iterator[str]:
+    """The files that a stage read, and how many rows it found in them."""
+    files = mapping(mapping(stage.manifest).get("data"))
+    rows = finite(mapping(stage.manifest).get("rows"))
+    if paths := list(files) or mapping(stage.settings.get("data")).get("path"):
+        packaged = "tether/settings/recipes/quickstart/"
+        each = [str(path) for path in (paths if isinstance(paths, list) else [paths])]
+        names = ", ".join(
+            f"tether:{Path(path).stem}" if packaged in path else path for path in each
+        )
+        yield f"{stage.title}: {names}{f' ({thousands(rows)} rows)' if rows else ''}"
+
+
+def _machine(manifest: Row, models: Sequence[Row]) -> str:
+    cores = manifest.get("cpu_count")
+    memory = finite(manifest.get("memory_bytes"))
+    device = next(
+        (device for model in models if (device := model.get("device")) and device != "cpu"),
+        "",
+    )
+    dtype = next(
+        (dtype for model in models if (dtype := model.get("dtype")) and dtype != "auto"),
+        "",
+    )
+    size = (f"{cores} cores" if cores else "", f"{memory / 1e9:.0f} GB" if memory else "")
+    return " · ".join(
+        map(
+            str,
+            filter(
+                None,
+                (manifest.get("processor") or manifest.get("platform"), *size, device, dtype),
+            ),
+        ),
+    )
+
+
+def _versions(manifest: Row) -> str:
+    versions = {
+        **mapping(manifest.get("packages")),
+        "tether": manifest.get("tether"),
+        "Python": manifest.get("python"),
+    }
+    return " · ".join(f"{name} {versions[name]}" for name in VERSIONS if versions.get(name))
+
+
+class Judge(NamedTuple):
+    """Who judged answers: the name, empty of one that is not known, what it says of itself, and
+    whether training maximises it.
+
+    In a text, `{judge}` is its name, and `{judge:score}` the gold score, or the score by this name.
+    """
+
+    name: str = ""
+    says: str = ""
+    is_reward: bool = False
+
+    @property
+    def is_gold(self) -> bool:
+        """True for a judge that is called so, or has no name."""
+        return not self.name or bool(CALLED_GOLD.search(self.name))
+
+    def __format__(self, noun: str) -> str:
+        name = "gold" if self.is_gold else self.name
+        return f"gold {noun}" if noun and self.is_gold else f"{noun} by {name}" if noun else name
+
+    @property
+    def label(self) -> Judge:
+        """For names of numbers and figures, where no long name has a place."""
+        return self if self.is_gold else Judge("the judge")
+
+
+GOLD_JUDGE = Judge()
+
+
+def judge_of(journey: Journey) -> Judge:
+    """The judge of a run's answers: by its manifests, that of [evaluate] first, else by its
+    recipe.
+    """
+    stages = sorted(journey.stages, key=lambda stage: stage.section != "evaluate")
+    noted = next(
+        (judge for stage in stages if (judge := mapping(mapping(stage.manifest).get("judge")))),
+        {},
+    )
+    name = printable(function_name(noted.get("name")), 60)
+    if not name:
+        judges = [mapping(journey.recipe.get("evaluate")).get("judge")]
+        judges += [mapping(arm.settings.get("evaluate")).get("judge") for arm in journey.arms]
+        name = next(filter(None, map(_called, judges)), "")
+    rewards = {_called(arm.settings.get("function")) for arm in journey.arms}
+    return Judge(name, str(noted.get("says") or ""), bool(name) and name in rewards)
+
+
+def judge_of_all(journeys: Iterable[Journey]) -> Judge:
+    """The judge of several runs' answers: the first that is not called gold."""
+    return next((one for one in map(judge_of, journeys) if not one.is_gold), GOLD_JUDGE)
+
+
+def judge_of_labels(journey: Journey) -> Judge:
+    """The judge whose scores simulated annotators vote by."""
+    return Judge(_called(journey.stage("pairs").settings.get("judge")))
+
+
+def _called(function: object) -> str:
+    """The function that a table of settings names; empty where it names none."""
+    return printable(function_name(mapping(function).get("call")), 60)
+
+
+def function_name(call: object) -> str:
+    """The name of a function or a model; of a function that Python handed over without its digest."""
+    name = str(call or "")
+    return name.removeprefix(PYTHON).partition("@")[0] if name.startswith(PYTHON) else name
+
+
+def who_judged(journey: Journey, names: Iterable[str]) -> tuple[list[str], list[tuple[str, str]]]:
+    """Sentences on the source of gold scores, and the meaning of the parts of these names.
+
+    A user's own judge explains its parts itself.
+    """
+    if not (
+        any(policy.judged_by_gold for policy in journey.policies)
+        or any("gold_after" in row for row in journey.answers)
+    ):
+        return [], []
+    name, says, is_reward = judge = judge_of(journey)
+    if not judge.is_gold:
+        words = ["judge-is-reward" if is_reward else "judge-says" if says else "judge"]
+    else:
+        words = ["what", *(["says" if says else "name"] if name else [])]
+    sentences = [GOLD[word].format(name=name, says=says) for word in words]
+    return sentences, [
+        (part, PARTS[part])
+        for part in names
+        if part in PARTS and name.startswith("tether.quickstart.")
+    ]
+
+
+def control_lines(arms: Sequence[SubRun]) -> list[str]:
+    """A sentence for each arm that is a control: what it takes away."""
+    says = SENTENCES["controls"]
+    return [
+        says[source].format(arm=arm.name)
+        for arm in arms
+        if (source := str(arm.settings.get("reward_source"))) in says
+    ]

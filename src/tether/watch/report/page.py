@@ -1,0 +1,251 @@
+"""One self-contained page from a run directory: no network, nothing in it that a model wrote can
+act.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tether.watch.report import about, figures, reading, tiles
+from tether.watch.report.answers import answer_groups, three_answers, training_samples
+from tether.watch.report.evaluators import COLUMNS, evaluator_curves, evaluator_rows
+from tether.watch.report.frame import HERE, Figures, fill_template, page_path, write_page
+from tether.watch.report.narrative import conclusion, control_of, loop_conclusion
+from tether.watch.report.parts import Part, gold_parts
+from tether.watch.report.picture import picture
+from tether.watch.report.plotting import Plot
+from tether.watch.report.reading import (
+    SUPERVISED,
+    Journey,
+    LoopRun,
+    Row,
+    SubRun,
+    finite,
+    printable,
+    read_journey,
+    read_loop,
+    started_stages,
+)
+from tether.watch.report.rollouts import packed_rollouts
+from tether.watch.report.sweep import STAGES_PAGE, sweep_page
+from tether.watch.report.sweeps import read_sweep
+from tether.watch.report.tax import COLUMNS as TAX_COLUMNS
+from tether.watch.report.tax import tax_rows
+from tether.watch.report.trace import write_trace
+
+
+def write_report(run: Path, output: Path | None = None) -> Path:
+    """Write one HTML page about a run directory, whatever tether left in it, and give its path.
+
+    The page needs no network and its policy forbids it; `output` defaults to `report.html` in the
+    run. Beside the page go its picture (`report.svg`), and a trace for ui.perfetto.dev
+    (`trace.json`, beside another page than the default one `NAME.trace.json`) where a stage has
+    measured its phases. Of a stage's folder
+    in a run that a command began, it is the run's page that is written. Of a sweep it is the page
+    over all combinations; `stages.html` beside it has the stages in the folder itself.
+    Parts that the run does not have are left out; damaged files are named at the foot of the page.
+
+    Raises:
+        MissingFileError: the run directory does not exist.
+        RunError: it holds nothing of tether, or the output is a folder.
+    """
+    run = whole_run(Path(run))
+    output = page_path(run / "report.html" if output is None else Path(output))
+    if (sweep := read_sweep(run)) is not None:
+        if output.parent == run and started_stages(run):
+            _write_run(run, run / STAGES_PAGE)
+        return write_page(output, sweep_page(sweep))
+    return _write_run(run, output)
+
+
+def _write_run(run: Path, output: Path) -> Path:
+    rounds = read_loop(run)
+    if rounds is None:
+        journey = read_journey(run)
+        page = _journey_page(journey, run)
+        _write_picture(journey, output.with_suffix(".svg"))
+        name = "trace.json" if output.parent == run else f"{output.stem}.trace.json"
+        write_trace(journey, output.with_name(name))
+    else:
+        page = _loop_page(rounds)
+    return write_page(output, page)
+
+
+def _write_picture(journey: Journey, output: Path) -> None:
+    """The picture of the page as a file of its own, for a README or a talk."""
+    plots = picture(journey)
+    numbers = [plot for plot in plots if plot.y.names]
+    curves = [plot for plot in plots if not plot.y.names]
+    tall = max(110 * len(curves), 60 + 48 * len(numbers[0].y.names) if numbers else 0)
+    placed = [(plot, 200, 176, 260, tall - 44) for plot in numbers]
+    placed += [(plot, 600, 160 + 110 * place, 330, 62) for place, plot in enumerate(curves)]
+    words = {"title": about.title(journey), "price": about.price(journey)}
+    more = {"verdict": conclusion(journey), "placed": placed, "height": 172 + tall}
+    svg = fill_template(HERE / "picture.svg", journey.own.name, {}, [], **words, **more)
+    write_page(output, svg)
+
+
+def whole_run(folder: Path) -> Path:
+    """The run directory whose page describes a folder: for a stage the run's, if a command began
+    one; else the folder's own.
+    """
+    return (
+        folder.parent if (folder.parent / "command.json").is_file() and folder.is_dir() else folder
+    )
+
+
+def _journey_page(journey: Journey, run: Path) -> str:
+    policy = journey.judged
+    parts = gold_parts(policy, journey.answers)
+    control = control_of(policy.summary)
+    judge = about.judge_of(journey)
+    groups_text, groups = answer_groups(journey.answers, judge.label)
+    drawn = _figures(journey, parts, judge)
+    blocks = _blocks(journey)
+    decoded = (tiles.CONTROL_COLUMNS, tiles.control_rows(control))
+    supervised = list(_supervised(journey))
+    compared = bool(decoded[1] or parts or groups)
+    measured = [(stage, rows) for stage in journey.stages if (rows := evaluator_rows(stage))]
+    rollouts = packed_rollouts(journey.stages)
+    return fill_template(
+        HERE / "page.html",
+        journey.own.name,
+        drawn,
+        journey.notes,
+        title=about.title(journey),
+        about=about.facts(journey, run),
+        verdict=conclusion(journey),
+        price=about.price(journey),
+        three=three_answers(journey.answers),
+        judge=f"{judge.label}",
+        held_out="" if journey.trained_on else "held-out ",
+        compared=compared,
+        gold=about.who_judged(journey, [part.name for part in parts]),
+        decoded=decoded,
+        parts=parts,
+        policies=journey.arms,
+        supervised=supervised,
+        measured=measured,
+        measured_columns=COLUMNS,
+        tax=(["ability", "KL, nats", *TAX_COLUMNS], tax_rows(journey.policies, journey.stages)),
+        round_columns=tiles.ROUND_OF_PAIRS,
+        arms=tiles.arm_table(journey.compared, judge),
+        controls=about.control_lines(journey.compared),
+        groups_text=journey.held_out_words(groups_text),
+        groups=groups,
+        samples=[] if groups else training_samples(journey.stage("policy")),
+        reward="reward" if journey.own_reward else "proxy",
+        blocks=blocks,
+        rollouts=rollouts,
+    )
+
+
+class Learned(NamedTuple):
+    """A stage that learned from rows, its figures and numbers; of one in rounds a table of these,
+    and some of their pairs.
+    """
+
+    stage: SubRun
+    plots: list[Plot]
+    facts: list[tiles.Tile]
+    rounds: list[list[str]]
+    samples: Sequence[Row]
+
+
+def _supervised(journey: Journey) -> Iterator[Learned]:
+    """Stages that learned from rows, the last one first."""
+    reward = journey.stage("reward")
+    pairs = journey.stage("pairs")
+    judge = about.judge_of_labels(journey)
+    for stage in reversed(
+        [stage for stage in journey.stages if stage.kind in (*SUPERVISED, "pairs")],
+    ):
+        drawn = figures.loss_figures(stage)
+        facts = []
+        if stage is reward:
+            drawn = (
+                figures.accuracy_figures(stage.summary, pairs.summary, judge)
+                + figures.reliability_figures(stage.summary)
+                + drawn
+            )
+        if stage in (reward, pairs):
+            facts = tiles.reward_facts(
+                reward.summary if stage is reward else {},
+                pairs.summary if stage is pairs else {},
+                judge,
+            )
+        yield Learned(
+            stage,
+            drawn,
+            facts,
+            tiles.pair_rounds(stage),
+            training_samples(stage) if stage.kind == "rounds" else [],
+        )
+
+
+def _figures(journey: Journey, parts: Sequence[Part], judge: about.Judge) -> Figures:
+    seconds = [
+        (stage.title, spent)
+        for stage in journey.stages
+        if (spent := finite(stage.summary.get("seconds")))
+    ]
+    own = journey.own_reward
+    return {
+        "picture": picture(journey),
+        "policy": figures.charts("policy", journey.arms, own),
+        "goodhart": figures.charts(
+            "goodhart",
+            [arm for arm in journey.arms if reading.series(arm.metrics, "gold/score")],
+            judge=judge,
+        ),
+        "curves": figures.charts("curves", journey.arms, own),
+        "health": figures.charts("health", journey.arms, own),
+        "evaluators": evaluator_curves(journey.stages),
+        "parts": figures.parts_figures(
+            parts,
+            [(arm.name, gold_parts(arm)) for arm in journey.arms[1:]],
+            judge,
+        ),
+        "cost": [
+            *[plot for arm in journey.arms[:1] for plot in figures.timeline_figures(arm)],
+            *figures.charts("phases", journey.arms[:1]),
+            *figures.charts("cost", journey.arms),
+        ],
+        "stages": figures.stage_figures(seconds),
+    }
+
+
+def _loop_page(rounds: LoopRun) -> str:
+    return fill_template(
+        HERE / "loop.html",
+        rounds.name,
+        {"rounds": figures.loop_figures(rounds)},
+        rounds.notes,
+        title="Preferences, round by round",
+        verdict=loop_conclusion(rounds),
+        rounds=tiles.round_table(rounds),
+        samples=training_samples(rounds.last),
+    )
+
+
+def _blocks(journey: Journey) -> list[tuple[str, str]]:
+    """The resolved configs and manifests, of the whole and of each stage."""
+    stages = [
+        (f"{stage.name}: ", stage)
+        for stage in journey.stages
+        if stage.config is not journey.own.config
+    ]
+    values = [
+        (before + key, getattr(run, key))
+        for before, run in [("", journey.own), *stages]
+        for key in ("config", "manifest")
+    ]
+    shown = [
+        (title, json.dumps(value, indent=2, ensure_ascii=False))
+        for title, value in values
+        if value is not None
+    ]
+    return [(printable(title, 80), printable(text, 60_000)) for title, text in shown]

@@ -1,0 +1,185 @@
+"""The page of a sweep: sliders over its keys move numbers, curves and rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from tether.watch.report.about import Judge, judge_of_all
+from tether.watch.report.controls import sweep_controls
+from tether.watch.report.frame import HERE, fill_template
+from tether.watch.report.narrative import Conclusion
+from tether.watch.report.numbers import SENTENCES, bracketed
+from tether.watch.report.plotting import Plot
+from tether.watch.report.rollouts import packed, packed_rollouts
+from tether.watch.report.sweep_figures import by_setting, curves, frontier
+from tether.watch.report.sweeps import FIGURE_KEY, GAINS, Measured, Sweep, measures_of
+from tether.watch.report.tax import sweep_tax
+from tether.watch.report.tiles import Tile, estimate_tile
+
+STAGES_PAGE = "stages.html"
+"""Beside the page of a sweep: the page of the stages in the run's own folder."""
+SAYS = SENTENCES["sweep"]
+MOST_ROLLOUTS = 2_200_000
+"""Characters of the page that rollouts may take."""
+FIRST = 4
+"""Numbers that a sentence names, and that have a figure."""
+
+
+class SettingView(NamedTuple):
+    """Part of the page that is shown while the sliders are at a setting."""
+
+    title: str
+    sentence: str
+    tiles: Sequence[Tile]
+    plots: Sequence[Plot]
+
+
+class SweepBrief(NamedTuple):
+    """A sweep in the terminal: its verdict, and a row a setting with its first numbers."""
+
+    verdict: Conclusion | None
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str]
+
+
+def sweep_brief(sweep: Sweep) -> SweepBrief:
+    """The same verdict and means as on the page."""
+    measures, _ = _judged(sweep)
+    gain, kl = _gain_and_kl(measures)
+    columns, rows = _table(sweep, measures[:FIRST])
+    return SweepBrief(_verdict(sweep, gain, kl), columns, rows, _notes(sweep))
+
+
+def sweep_page(sweep: Sweep) -> str:
+    """The text of the page."""
+    measures, judge = _judged(sweep)
+    gain, kl = _gain_and_kl(measures)
+    start = gain.greatest if gain else 0
+    stages = [replace(member.policy, name=member.label) for member in sweep.members]
+    drawn = {
+        "frontier": frontier(sweep, gain, kl) if gain and kl else [],
+        "settings": [
+            plot
+            for number, one in enumerate(measures)
+            if number < FIRST or one.key.startswith(FIGURE_KEY)
+            for plot in by_setting(sweep, one)
+        ],
+    }
+    values = sweep.settings[start].values
+    return fill_template(
+        HERE / "sweep.html",
+        sweep.path.resolve().name,
+        drawn,
+        _notes(sweep),
+        scripts=("rollouts.js", "sweep.js", "page.js"),
+        title=f"Sweep over {' and '.join(sweep.keys) or 'seeds'}",
+        sliders=[
+            (key, order, order.index(value))
+            for (key, order), value in zip(sweep.keys.items(), values, strict=True)
+        ],
+        start=start,
+        verdict=_verdict(sweep, gain, kl),
+        views=[
+            SettingView(
+                sweep.title(setting),
+                _sentence(sweep, number, measures),
+                _tiles(number, measures),
+                plots,
+            )
+            for number, (setting, plots) in enumerate(
+                zip(sweep.settings, curves(sweep, judge), strict=True),
+            )
+        ],
+        data=packed(
+            [[(one.label, one.name) for one in setting.members] for setting in sweep.settings],
+        ),
+        tax=sweep_tax(sweep),
+        controls=sweep_controls(sweep, gain),
+        table_of=_table(sweep, measures),
+        evaluated=any(one.key.startswith(FIGURE_KEY) for one in measures),
+        rollouts=packed_rollouts(stages, MOST_ROLLOUTS),
+        stages=STAGES_PAGE if (sweep.path / STAGES_PAGE).is_file() else "",
+    )
+
+
+def _judged(sweep: Sweep) -> tuple[list[Measured], Judge]:
+    """The numbers of a sweep, and its judge."""
+    judge = judge_of_all(member.journey for member in sweep.members)
+    return measures_of(sweep, judge), judge
+
+
+def _gain_and_kl(measures: Sequence[Measured]) -> tuple[Measured | None, Measured | None]:
+    """The first gain that was measured, and the KL that it took."""
+    by_key = {one.key: one for one in measures}
+    gain = next((by_key[key] for key in GAINS if key in by_key), None)
+    return gain, by_key.get("kl")
+
+
+def _notes(sweep: Sweep) -> list[str]:
+    waiting = SAYS["waiting"].format(names="; ".join(sweep.waiting[:20]), count=len(sweep.waiting))
+    return [*sweep.notes, *[waiting] * bool(sweep.waiting)]
+
+
+def _tiles(setting: int, measures: Sequence[Measured]) -> list[Tile]:
+    """The mean of each number over seeds, and the seeds."""
+    made = []
+    for one in measures:
+        if mean := one.mean(setting):
+            values = [one.show(value.value) for _, value in one.values[setting]]
+            seeds = SAYS["seeds"].format(count=len(values), values=", ".join(values))
+            detail = seeds if len(values) > 1 else ""
+            made.append(estimate_tile(one.name, mean, one.show, detail))
+    return made
+
+
+def _sentence(sweep: Sweep, setting: int, measures: Sequence[Measured]) -> str:
+    """The first numbers of a setting in one line, which a screen reader reads as a slider moves."""
+    title = sweep.title(sweep.settings[setting])
+    if not sweep.settings[setting].members:
+        return SAYS["not-run"].format(setting=title)
+    means = [(one, one.mean(setting)) for one in measures[:FIRST]]
+    numbers = " · ".join(f"{one.short} {one.show(mean.value)}" for one, mean in means if mean)
+    return numbers or SAYS["no-numbers"].format(setting=title)
+
+
+def _verdict(sweep: Sweep, gain: Measured | None, kl: Measured | None) -> Conclusion | None:
+    """The setting with the greatest gain that is shown, else with the greatest of all; None where
+    no gain was measured. A gain is shown after Holm's correction for the number of settings.
+    """
+    if gain is None or gain.key not in GAINS[:3]:
+        return None
+    means = {place: mean for place in range(len(gain.values)) if (mean := gain.mean(place))}
+    shown = gain.gaining()
+    best = max(shown or means, key=lambda place: means[place].value)
+    title = sweep.title(sweep.settings[best])
+    spent = kl.mean(best) if kl else None
+    numbers = SAYS["verdict" if spent is None else "verdict-kl"].format(
+        setting=title,
+        name=gain.name,
+        gain=bracketed(means[best], gain.show),
+        kl=bracketed(spent),
+        over=SAYS["over-seeds" if len(gain.values[best]) > 1 else "over-prompts"],
+    )
+    sentences = [numbers]
+    if best == gain.greatest and len(means) > 1:
+        sentences.append(SAYS["largest"].format(count=len(means)))
+    if len(means) > 1:
+        sentences.append(SAYS["corrected"].format(count=len(means), shown=len(shown)))
+    headline = SAYS["gained" if shown else "not-gained"].format(setting=title)
+    return Conclusion("open", headline, sentences, [])
+
+
+def _table(sweep: Sweep, measures: Sequence[Measured]) -> tuple[list[str], list[list[str]]]:
+    """A row a setting: how many runs, and each number's mean with its interval."""
+    rows = [
+        [
+            *(setting.values or [sweep.title(setting)]),
+            str(len(setting.members)),
+            *(bracketed(one.mean(number), one.show) for one in measures),
+        ]
+        for number, setting in enumerate(sweep.settings)
+    ]
+    return [*(sweep.keys or ["setting"]), "runs", *(one.name for one in measures)], rows

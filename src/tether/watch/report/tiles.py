@@ -1,0 +1,194 @@
+"""The key numbers as tiles and tables; what a run does not have is left out."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tether.core.types import Facts
+from tether.watch.report.about import Judge
+from tether.watch.report.gains import gold_gain, heldout_gain, proxy_gain, spent_kl
+from tether.watch.report.narrative import decoding_of, rate_at_best
+from tether.watch.report.numbers import (
+    Show,
+    bracketed,
+    centre,
+    decimal,
+    interval,
+    percent,
+    signed,
+    thousands,
+    versus,
+)
+from tether.watch.report.reading import (
+    Estimate,
+    LoopRun,
+    SubRun,
+    estimate,
+    mapping,
+)
+
+FACTS: list[dict[str, str]] = tomllib.loads(
+    Path(__file__).with_name("tiles.toml").read_text(encoding="utf-8"),
+)["reward"]
+"""The reward model's numbers, in the page's order."""
+SHOWS: dict[str, Show] = {show.__name__: show for show in (percent, decimal, thousands)}
+
+
+class Tile(NamedTuple):
+    """One key number."""
+
+    name: str
+    value: str
+    detail: str = ""
+
+
+def estimate_tile(name: str, value: Estimate, show: Show, detail: str = "") -> Tile:
+    """The tile of a number with its interval."""
+    details = interval(value, show), f"n = {value.count:,}" if value.count else "", detail
+    return Tile(name, centre(value, show), " · ".join(filter(None, details)))
+
+
+def reward_facts(reward: Facts, pairs: Facts, judge: Judge) -> list[Tile]:
+    """The reward model's numbers that need no figure; the judge is that of the labels."""
+    values = {**mapping(reward.get("length_correlation")), **pairs, **reward}
+    return [
+        estimate_tile(
+            row["name"].format(judge=judge.label),
+            parts,
+            SHOWS[row["show"]],
+            row.get("detail", "").format(judge=judge.label),
+        )
+        for row in FACTS
+        if (parts := estimate(values.get(row["key"])))
+    ]
+
+
+ARM_COLUMNS: dict[str, tuple[Callable[[SubRun], object], Show]] = {
+    "win rate, best against best": (rate_at_best, percent),
+    "{judge:win rate}": (lambda arm: arm.summary.get("gold_win_rate"), percent),
+    "win rate at equal length": (
+        lambda arm: arm.summary.get("gold_win_rate_at_equal_length"),
+        percent,
+    ),
+    "{judge:gain}": (gold_gain, signed),
+    "held-out gain": (lambda arm: (measured := heldout_gain(arm)) and measured.gain, signed),
+    "proxy gain": (proxy_gain, signed),
+    "KL, nats": (spent_kl, decimal),
+}
+"""Of a comparison of policies, the number that decides first."""
+
+
+def arm_table(arms: Sequence[SubRun], judge: Judge) -> tuple[list[str], list[list[str]]]:
+    """Columns that an arm has values for, and a row an arm; empty for a single arm."""
+    if len(arms) < 2:
+        return [], []
+    shown = {
+        name.format(judge=judge.label): [bracketed(read(arm), show) for arm in arms]
+        for name, (read, show) in ARM_COLUMNS.items()
+    }
+    columns = {"policy": [arm.title for arm in arms]}
+    columns |= {name: texts for name, texts in shown.items() if any(texts)}
+    return [*columns], [list(row) for row in zip(*columns.values(), strict=True)]
+
+
+ROUND_OF_PAIRS = (
+    "round",
+    "pairs",
+    "tied",
+    "failed",
+    "mean score of samples",
+    "tokens of a sample",
+    "ended in time",
+    "held-out pairs, ranked right",
+)
+
+
+def pair_rounds(stage: SubRun) -> list[list[str]]:
+    """A row a round of a stage that samples pairs and trains on them, of ROUND_OF_PAIRS."""
+    return [
+        _pair_round(place, one, mapping(one.get("sampling")))
+        for place, one in enumerate(stage.rounds, 1)
+    ]
+
+
+def _pair_round(place: int, one: Facts, sampled: Facts) -> list[str]:
+    shown = (
+        ("tied", thousands),
+        ("failed", thousands),
+        ("proxy", decimal),
+        ("length", decimal),
+        ("finished", percent),
+    )
+    return [
+        str(place),
+        bracketed(one.get("num_pairs"), thousands),
+        *(bracketed(sampled.get(key), show) for key, show in shown),
+        bracketed(one.get("heldout_accuracy"), percent),
+    ]
+
+
+CONTROL_COLUMNS = ("temperature", "before", "after", "gain", "win rate")
+
+
+def control_rows(control: Facts) -> list[Sequence[str]]:
+    """A row a temperature, of CONTROL_COLUMNS, one for the best of each side, and the reward's
+    choice among n answers before.
+    """
+    temperatures = mapping(control.get("by_temperature"))
+    best_of_n = mapping(control.get("best_of_n"))
+    rows = [(decoding_of(float(value)), row) for value, row in temperatures.items()]
+    table: list[Sequence[str]] = [(name, *texts) for name, row in rows if (texts := versus(row))]
+    if table:
+        over = mapping(control.get("over_best_decoding"))
+        table.append(
+            (
+                "best against best",
+                "",
+                "",
+                bracketed(over, signed),
+                bracketed(over.get("win_rate"), percent),
+            ),
+        )
+    chosen = ((f"before: best of {n}, by the reward", versus(row)) for n, row in best_of_n.items())
+    return table + [(name, *texts) for name, texts in chosen if texts]
+
+
+ROUND_COLUMNS = (
+    "round",
+    "labels",
+    "so far",
+    "reward model: held-out labels",
+    "{judge} order",
+    "{judge}",
+    "gain of the round",
+    "{judge} per 100 labels",
+    "KL, nats",
+    "alarms",
+)
+
+
+def round_table(loop: LoopRun) -> tuple[list[str], list[tuple[str, ...]]]:
+    """Columns, and a line a round; what was not measured is left empty."""
+    judge = Judge(loop.judge).label
+    return [name.format(judge=judge) for name in ROUND_COLUMNS], [
+        (
+            str(place),
+            f"{one['labels']} of {one['asked']} pairs",
+            str(one["labels_so_far"]),
+            *(
+                bracketed(mapping(one.get("reward")).get(key), percent)
+                for key in ("heldout_accuracy", "gold_accuracy")
+            ),
+            decimal(one["gold_after"]),
+            *(
+                bracketed(one.get(key), signed)
+                for key in ("gold_gain_of_round", "gold_per_100_labels")
+            ),
+            decimal(one["kl"]["value"]),
+            str(one["alarms"]),
+        )
+        for place, one in enumerate(loop.rounds, 1)
+    ]

@@ -1,0 +1,38 @@
+"""Rows that do not train: one sentence with their share, the key, and the limit that helps."""
+
+import pytest
+
+from tether.core.left_out import left_out_words, too_long
+
+
+def counted(lengths, limit=512, key="direct.max_length"):
+    skipped = {}
+    for length in lengths:
+        if length > limit:
+            reason = too_long(length, limit, key)
+            skipped[reason] = skipped.get(reason, 0) + 1
+    return skipped
+
+
+@pytest.mark.parametrize(
+    ("lengths", "remedy"),
+    [
+        ([100] * 49 + [900] * 67 + [1500] * 4, "; 1,024 would keep all but 4"),
+        ([100] * 49 + [900] * 41 + [1500] * 30, "; 2,048 would keep all"),
+        ([100] * 49 + [1024] * 71, "; 1,024 would keep all"),
+        ([100] * 49 + [1025] * 71, "; 2,048 would keep all"),
+    ],
+)
+def test_the_limit_that_keeps_nearly_all_is_named(lengths, remedy):
+    words = left_out_words(counted(lengths), len(lengths))
+    assert words.startswith(
+        "71 of 120 rows (59%) do not train: 71 longer than direct.max_length = 512",
+    )
+    assert remedy in words
+
+
+def test_other_reasons_count_too_and_a_few_rows_are_no_warning():
+    words = left_out_words({"tie": 6, **counted([600] * 4)}, 100)
+    assert words.startswith("10 of 100 rows (10%)") and words.endswith("would keep all, 6 tie.")
+    assert left_out_words({"tie": 4}, 100) == left_out_words({"tie": 4}, None) == ""
+    assert left_out_words({"tie": 5}, 100)

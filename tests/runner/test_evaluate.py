@@ -1,0 +1,250 @@
+"""Comparing policies with their start: the judges that there may be, and what is refused."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file, save_file
+from tests.evaluation.oracles import equal_length
+from tests.runner.journeys import LETTERS, journey, lines, numbered_prompts
+from typer.testing import CliRunner
+
+from tether.cli import app
+from tether.core.errors import ConfigError, RewardError
+from tether.core.types import Score
+from tether.evaluation import length_controlled
+from tether.runner.assembly import judges
+from tether.runner.run import run_recipe
+from tether.watch.report.narrative import control_of
+from tether.watch.report.page import write_report
+
+SHORT = {"epochs": 1, "heldout_fraction": 0.0, "optimizer": {"learning_rate": 1e-2}}
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    """Somebody's own comparisons and held-out prompts: no [sft], no [pairs], a direct method, its
+    own start.
+    """
+    folder = tmp_path_factory.mktemp("own")
+    rows = [
+        {"prompt": f"question {n}", "chosen": f"good {n}", "rejected": f"bad {n}"} for n in range(6)
+    ]
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return (
+        folder,
+        {"data": {"path": str(folder / "pairs.jsonl")}, **SHORT},
+        numbered_prompts(folder),
+    )
+
+
+def compared(root, own, judge, **options):
+    """The summary of [evaluate]."""
+    _, direct, heldout = own
+    bare = dict.fromkeys(("sft", "reward", "ppo"))
+    pairs = {"prompts": None, "labels": None, "samples_per_prompt": 2}
+    evaluate = {"data": heldout, "judge": judge, "temperatures": (0.5, 0.0), **options}
+    recipe = journey(root, pairs=pairs, **bare, direct=direct, evaluate=evaluate)
+    return run_recipe(recipe, ["direct", "evaluate"])["evaluate"]
+
+
+def test_a_function_of_ones_own_judges_prompts_of_ones_own(tmp_path, own):
+    (tmp_path / "mine.py").write_text(
+        "def length(prompts, responses):\n    return [float(len(r)) for r in responses]\n",
+    )
+    root = tmp_path / "run"
+    summary = compared(root, own, {"call": f"{tmp_path}/mine.py:length"}, samples=2)
+    policy, rows = summary["policies"]["direct"], lines(root / "evaluate" / "answers.jsonl")
+    assert (
+        summary["num_prompts"] == 10
+        and len(rows) == 20
+        and all(row["gold_after"] == len(row["after"]) for row in rows)
+    )
+    assert policy["gold_after"] == pytest.approx(sum(len(row["after"]) for row in rows) / 20)
+    assert policy["gold_gain"]["value"] == pytest.approx(
+        policy["gold_after"] - policy["gold_before"],
+    )
+    assert policy["answers"]["kl"]["value"] > 0 and set(policy["gold_by_temperature"]) == {
+        "1",
+        "0.5",
+        "0",
+    }
+    assert control_of(policy) and policy["gold_gain"]["count"] == 20
+
+
+def test_a_language_model_judges_each_answer_by_itself(tmp_path, own, monkeypatch):
+    asked = []
+
+    def scores(model, rubric, prompts, texts):
+        assert rubric.startswith("The better answer")
+        asked.extend(texts)
+        return [Score(text.count("e") / 10) for text in texts]
+
+    monkeypatch.setattr(judges, "judged_scores", scores)
+    monkeypatch.setattr(
+        judges,
+        "judge_model",
+        lambda config, folder: SimpleNamespace(name="planted"),
+    )
+    summary = compared(tmp_path / "run", own, {"model": "tiny"})
+    rows = lines(tmp_path / "run" / "evaluate" / "answers.jsonl")
+    assert (
+        all(row["gold_before"] == row["before"].count("e") / 10 for row in rows) and len(rows) == 10
+    )
+    assert len(asked) == 60 and summary["policies"]["direct"]["gold_win_rate"]["count"] == 10
+
+
+def test_a_judge_that_scores_nothing_is_mended_without_sampling_again(tmp_path, own, monkeypatch):
+    (tmp_path / "mine.py").write_text(
+        "from tether.core.types import Score\n\n"
+        "def broken(prompts, responses):\n    return [Score(None, reason='no idea') for r in "
+        "responses]\n",
+    )
+    with pytest.raises(RewardError, match=r"none of 10.*no idea"):
+        compared(tmp_path / "run", own, {"call": f"{tmp_path}/mine.py:broken"})
+    (tmp_path / "mine.py").write_text(
+        "def broken(prompts, responses):\n    return [len(r) for r in responses]\n",
+    )
+    monkeypatch.setattr("tether.runner.methods.evaluate.load_policy", None)
+    assert (
+        compared(tmp_path / "run", own, {"call": f"{tmp_path}/mine.py:broken"})["num_prompts"] == 10
+    )
+
+
+def test_answers_belong_to_the_weights_that_gave_them(tmp_path, own, monkeypatch, caplog):
+    """A policy that was trained again answers again, also where the comparison was complete; its
+    start does not.
+    """
+    (tmp_path / "mine.py").write_text(
+        "def length(prompts, responses):\n    return [float(len(r)) for r in responses]\n",
+    )
+    judge = {"call": f"{tmp_path}/mine.py:length"}
+    compared(tmp_path / "run", own, judge)
+    places = [
+        tmp_path / "run" / "evaluate" / name / "answers.json" for name in ("before", "direct")
+    ]
+    start, policy = (json.loads(path.read_text()) for path in places)
+    adapter = tmp_path / "run" / "direct" / "policy" / "adapter" / "adapter_model.safetensors"
+    weights = {name: tensor + 1.0 for name, tensor in load_file(adapter).items()}
+    save_file(weights, adapter, metadata={"format": "pt"})
+    again = compared(tmp_path / "run", own, judge)
+    now = [json.loads(path.read_text()) for path in places]
+    assert now[0] == start and now[1]["texts"] != policy["texts"]
+    assert start["weights"] != policy["weights"] != now[1]["weights"]
+    assert now[1]["kl"] != policy["kl"]
+    assert "direct: of other weights" in caplog.text
+    monkeypatch.setattr("tether.runner.methods.evaluate.load_policy", None)
+    assert compared(tmp_path / "run", own, judge)["num_prompts"] == again["num_prompts"]
+
+
+def test_answers_have_a_length_where_no_stage_samples(tmp_path, own, caplog):
+    _, direct, heldout = own
+    bare = dict.fromkeys(("sft", "reward", "ppo"))
+    recipe = journey(
+        tmp_path / "run",
+        **bare,
+        direct=direct,
+        evaluate={"data": heldout, "judge": LETTERS},
+    )
+    without = recipe.model_copy(update={"pairs": None})
+    with caplog.at_level("INFO"):
+        run_recipe(without, ["direct", "evaluate"])
+    assert "128 tokens at temperature" in caplog.text
+    written = json.loads((tmp_path / "run" / "evaluate" / "before" / "answers.json").read_text())
+    assert set(written["decoded"]) == {"0.5", "0"} and written["length"] > 40
+
+
+@pytest.mark.parametrize(
+    ("evaluate", "message"),
+    [
+        ({"judge": LETTERS, "samples": 0}, "evaluate.samples"),
+        ({"judge": {}}, "either a model or a server"),
+        ({"judge": {"call": "letters", "model": "tiny"}}, "evaluate.judge"),
+        ({}, "evaluate.judge"),
+    ],
+)
+def test_a_wrong_judge_or_number_of_samples_is_refused(tmp_path, evaluate, message):
+    with pytest.raises(ConfigError, match=message):
+        journey(tmp_path / "run", evaluate=evaluate)
+    with pytest.raises(
+        ConfigError,
+        match="evaluate has no effect",
+    ):
+        journey(tmp_path / "run", ppo=None)
+
+
+def test_a_policy_is_judged_before_the_first_of_the_recipe_is_trained(tmp_path, own):
+    _, direct, heldout = own
+    bare = {
+        **dict.fromkeys(("sft", "reward", "ppo")),
+        "pairs": {"prompts": None, "labels": None, "samples_per_prompt": 2},
+    }
+    evaluate = {"data": heldout, "judge": LETTERS, "temperatures": (0.5,)}
+    recipe = journey(
+        tmp_path,
+        **bare,
+        direct=direct,
+        evaluate=evaluate,
+        arms={"other": {"direct": {"seed": 5}}},
+    )
+    run_recipe(recipe, ["direct-other", "evaluate"])
+    assert set(json.loads((tmp_path / "summary.json").read_text())["arms"]) == {"direct-other"}
+
+
+def test_the_command_gives_the_win_rate_at_equal_length(tmp_path, monkeypatch):
+    """A judge that likes length, and some quality of a text that is drawn from its letters."""
+    monkeypatch.setattr(length_controlled, "REPLICATES", 20)
+    for place in (length_controlled, equal_length):  # a strong penalty would hold all at one half
+        monkeypatch.setattr(place, "STRENGTHS", np.array([100.0]))
+    (tmp_path / "mine.py").write_text(
+        "import random\n\n"
+        "def liking(prompts, responses):\n"
+        "    return [len(r) / 4 + random.Random(r).gauss(0, 2) for r in responses]\n",
+    )
+    rows = [{"prompt": f"question {n}", "chosen": f"yes {n}", "rejected": "no"} for n in range(52)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "recipe.toml").write_text(f"""
+run = "{tmp_path}/run"
+
+[model]
+source = "tiny"
+dtype = "float32"
+
+[direct]
+data = {{ path = "{tmp_path}/rows.jsonl", limit = 6 }}
+epochs = 1
+heldout_fraction = 0.0
+optimizer = {{ learning_rate = 1e-2 }}
+
+[evaluate]
+data = {{ path = "{tmp_path}/rows.jsonl" }}
+judge = {{ call = "{tmp_path}/mine.py:liking" }}
+max_new_tokens = 8
+temperature = 1.0
+temperatures = []
+length_controlled = true
+""")
+    shown = ""
+    for command in ("direct", "evaluate"):
+        result = CliRunner().invoke(app, [command, str(tmp_path / "recipe.toml")])
+        assert result.exit_code == 0, result.output
+        shown = result.output
+    summary = json.loads((tmp_path / "run" / "evaluate" / "summary.json").read_text())
+    rate = summary["policies"]["direct"]["gold_win_rate_at_equal_length"]
+    answers = lines(tmp_path / "run" / "evaluate" / "answers.jsonl")
+    wins = [
+        (r["gold_after"] > r["gold_before"]) + (r["gold_after"] == r["gold_before"]) / 2
+        for r in answers
+    ]
+    differences = np.array([len(r["before"]) - len(r["after"]) for r in answers], float)
+    assert rate["value"] == pytest.approx(
+        equal_length.at_equal_length(np.array(wins), differences),
+        abs=1e-4,
+    )
+    assert rate["low"] < rate["value"] < rate["high"] and rate["count"] == 52
+    assert rate["value"] != pytest.approx(np.mean(wins), abs=1e-3)
+    assert abs(rate["value"] - 0.5) > 0.01
+    assert f"{rate['value']:.1%} [" in shown
+    page = write_report(tmp_path / "run").read_text(encoding="utf-8")
+    assert f"{rate['value']:.1%}" in page and "at equal length" in page
