@@ -30,7 +30,7 @@ def test_pages_and_records_agree(capsys):
         ("+0.603, +1.17", "+0.603, +1.18", ": +1.18 is +1.17 in docs/guides/quickstart.json"),
         ("48 comparisons are", "84 comparisons are", ": 84 is 48 in docs/guides/quickstart.json"),
         ("10 points", "10 points, 8.5 of them", ": 8.5 has no record"),
-        ("too few, and", "not enough, and", "not there: '48 comparisons are too few"),
+        ("are too few.", "are not enough.", "not there: '48 comparisons are too few"),
     ],
 )
 def test_a_figure_that_is_not_the_records_is_named(there, wrong, named, rows):

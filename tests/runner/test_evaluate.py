@@ -247,4 +247,4 @@ length_controlled = true
     assert abs(rate["value"] - 0.5) > 0.01
     assert f"{rate['value']:.1%} [" in shown
     page = write_report(tmp_path / "run").read_text(encoding="utf-8")
-    assert f"{rate['value']:.1%}" in page and "at equal length" in page
+    assert f"{rate['value']:.1%}" in page and "equal length" in page

@@ -79,7 +79,7 @@ def win_rates(policy: SubRun) -> list[tuple[str, Estimate]]:
     rates = {
         "each at its best temperature": rate_at_best(policy),
         "both at one temperature": policy.summary.get("gold_win_rate"),
-        "at one temperature, equal length": policy.summary.get("gold_win_rate_at_equal_length"),
+        "at one temperature and equal length": policy.summary.get("gold_win_rate_at_equal_length"),
         **{f"against the start's best of {n}": mapping(row).get("win_rate") for n, row in chosen},
     }
     return [(name, rate) for name, value in rates.items() if (rate := estimate(value))]
