@@ -258,6 +258,13 @@ def test_questions_of_newcomers_find_their_guide_first(chromium_path):
             first = page.evaluate(HITS)[0].removeprefix(start.removesuffix("index.html"))
             if not re.sub(r"\?[^#]*", "", first).startswith(answer):
                 wrong[question] = first
+        box.fill("kl divergence")
+        page.get_by_role("button", name="Filters").click()
+        parts = page.get_by_role("toolbar").get_by_role("button")
+        parts.filter(has_text="Methods").click()
+        page.wait_for_function(f"() => ({HITS})().every((a) => a.includes('/methods/'))")
+        shown = dict(text.split("\n") for text in parts.all_inner_texts())
+        assert len(page.evaluate(HITS)) == int(shown["Methods"]) < int(shown["Reference"])
         browser.close()
     assert wrong == {} and problems == []
 

@@ -189,12 +189,26 @@ function marks(text, stems) {
   return ranges.slice(0, 40);
 }
 
-let found = [];
+// The part of the manual that a section is in: the filters of the search.
+const partOf = ({ item }) => (item.path.length > 1 ? item.path[0] : "Other pages");
 
-function answer({ input, page }) {
+let found = [];
+let parts = [];
+
+function answer({ input, filter, page }) {
   const size = 10;
   const from = page?.from ?? 0;
-  if (!page) found = search(typeof input === "string" ? input : "");
+  if (!page) {
+    const all = search(typeof input === "string" ? input : "");
+    const counts = new Map();
+    for (const { number } of all) {
+      const part = partOf(sections[number]);
+      counts.set(part, (counts.get(part) ?? 0) + 1);
+    }
+    parts = [...counts].map(([value, count]) => ({ node: { value, count } }));
+    const chosen = (filter?.input?.data?.operands ?? []).map(({ data }) => data.value);
+    found = chosen.length ? all.filter(({ number }) => chosen.includes(partOf(sections[number]))) : all;
+  }
   const stems = new Set();
   for (const { all, last } of found[0]?.asked ?? []) {
     for (const word of all.flat()) for (const term of stands(word, last).keys()) stems.add(term);
@@ -213,7 +227,7 @@ function answer({ input, page }) {
   return {
     items,
     query: { select: { documents: null, terms: null }, values: [] },
-    aggregations: [],
+    aggregations: [{ type: "term", data: { value: parts } }],
     pagination: { total: found.length, prev: beside(from - size), next: beside(from + size) },
   };
 }
