@@ -152,7 +152,7 @@ def photographs(chromium: str, runs: Path) -> dict[str, bytes]:
         with served(runs) as (board, address):
             while not board.tick:
                 time.sleep(0.1)
-            page = enter(browser, address, viewport=SIZE)
+            page = enter(browser, address, viewport={**SIZE, "height": 800})
             page.wait_for_selector("body[data-points]", state="attached")
             page.wait_for_timeout(1000)
             made["dashboard_page.png"] = page.screenshot()

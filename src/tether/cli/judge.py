@@ -148,13 +148,21 @@ def duel_models(
     asking: options.AskingOptions,
 ) -> None:
     """Let models answer the same prompts, and a judge compare any two of them."""
-    from tether.cli.terminal.results import show_usage
+    from tether.cli.terminal.results import show_conclusion, show_usage
     from tether.cli.tools.duel import duel, read_prompts
     from tether.core.types import Sampling
     from tether.data.rows import write_rows
     from tether.judges.constitution import read_rubric
     from tether.judges.pairwise import PairJudge
-    from tether.watch.report.duel import PLACES, fact_rows, place_rows, result_table, write_duel
+    from tether.watch.report.duel import (
+        PLACES,
+        duel_rods,
+        duel_verdict,
+        fact_rows,
+        place_rows,
+        result_table,
+        write_duel,
+    )
 
     if not 1 < len(models) == len(set(models)):
         raise ConfigError(f"a duel needs two or more different models: {', '.join(models)}")
@@ -172,6 +180,7 @@ def duel_models(
             seed=answers.seed,
             announce=announce,
         )
+    show_conclusion(console, duel_verdict(figures), duel_rods(figures).lines())
     columns, wins = result_table(figures)
     show_table(console, f"{' against '.join(models)}, judged by {pair_judge.name}", wins, columns)
     show_table(console, "", place_rows(figures), PLACES)

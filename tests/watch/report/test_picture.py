@@ -3,20 +3,43 @@
 import json
 import re
 import xml.etree.ElementTree as ElementTree
+from itertools import combinations
 
 import pytest
+from tests.watch.report.synthetic_run import estimate, write, write_lines
+from tests.watch.report.synthetic_sweep import BETAS, KEY, write_sweep
 from tests.watch.report.test_report import HOSTILE, Page
 
 from tether.cli.tools.doctor_run import examine_run
 from tether.watch.monitoring.doctor import Finding
 from tether.watch.report.answers import three_answers
+from tether.watch.report.duel import write_duel
 from tether.watch.report.narrative import conclusion
+from tether.watch.report.numbers import SENTENCES, bracketed, percent
+from tether.watch.report.overlay import write_overlay
 from tether.watch.report.page import write_report
 from tether.watch.report.picture import WIDTH, picture_lines, rods
+from tether.watch.report.plotting import PALETTE
 from tether.watch.report.reading import read_journey
 
 RATES = {"best": (0.57, 0.51, 0.63), "one": (0.71, 0.65, 0.77), "length": (0.63, 0.55, 0.7)}
 SVG = "{http://www.w3.org/2000/svg}"
+
+
+def strokes(page, chart="decides"):
+    """The strokes of a chart's rows: their classes, and their ends in the units of the axis."""
+    across = page.scale(chart, "x")
+    lines = [
+        (str(a["class"]), [across(float(x)) for x in re.findall(r"(\d+) \d+", str(a["d"]))])
+        for tag, a, _ in page.charts[chart]
+        if tag == "path" and "line" in str(a.get("class")) and "1000" not in str(a["d"])
+    ]
+    return [line for line in lines if len(line[1]) == 2]
+
+
+def told(page, chart="decides"):
+    """Row and number of each row of a chart, as its titles have them."""
+    return [text.split("\n")[:2] for text in page.texts(chart, "title")]
 
 
 @pytest.fixture
@@ -37,21 +60,13 @@ def run(tmp_path, synthetic):
 def test_the_number_that_decides_is_the_first_row_of_the_first_chart(run):
     page = Page(write_report(run))
     assert list(page.charts)[:4] == ["decides", "first-reward", "first-kl", "first-heldout"]
-    told = page.texts("decides", "title")
-    assert [text.split("\n")[1] for text in told] == [
+    assert [number for _, number in told(page)] == [
         "57.0% [51.0%, 63.0%]",
         "71.0% [65.0%, 77.0%]",
         "63.0% [55.0%, 70.0%]",
         "46.0% [39.0%, 53.0%]",
     ]
-    across = page.scale("decides", "x")
-    lines = [
-        [across(float(x)) for x in re.findall(r"(\d+) \d+", str(a["d"]))]
-        for tag, a, _ in page.charts["decides"]
-        if tag == "path" and "line" in str(a.get("class")) and "1000" not in str(a["d"])
-    ]
-    drawn = [line for line in lines if len(line) == 2]
-    for ends, (_, *bounds) in zip(drawn[-4:], RATES.values(), strict=False):
+    for (_, ends), (_, *bounds) in zip(strokes(page)[-4:], RATES.values(), strict=False):
         assert ends == pytest.approx(bounds, abs=0.002)
     assert page.source.index('id="decides"') < page.source.index('id="at-three"')
     assert page.source.index('id="at-three"') < page.source.index('class="about"')
@@ -124,3 +139,135 @@ def test_rows_that_do_not_train_are_a_doubt_and_a_finding(run, synthetic):
         assert any(said in line and "1,024 would keep all" in line for line in warnings) == seen
         findings = [one for one in examine_run(run)["sft"] if isinstance(one, Finding)]
         assert any(said in one.message for one in findings) == seen
+
+
+def test_a_sweep_begins_with_its_settings_on_one_axis_and_the_kl_that_they_took(tmp_path):
+    keys = {KEY: BETAS[:3], "seed": (0,)}
+    run, rates = write_sweep(tmp_path / "run", keys), {}
+    for place, beta in enumerate(keys[KEY]):
+        share = 0.45 + 0.1 * place
+        rates[f"{beta:g}"] = (share, share - 0.05, share + 0.06)
+        over = {"win_rate": estimate(*rates[f"{beta:g}"]), **estimate(0.2, 0.1, 0.3)}
+        policies = {"policies": {"ppo": {"over_best_decoding": over}}}
+        write(run / f"sweep/{KEY}={beta},seed=0/evaluate/summary.json", policies)
+    page = Page(write_report(run))
+    assert list(page.charts)[:2] == ["by-rate-at-best", "by-kl"]
+    assert page.source.index('id="by-kl"') < page.source.index('class="slider"')
+    assert list(page.charts).count("by-kl") == 1 and "by-gold" in page.charts
+    shown = told(page, "by-rate-at-best")
+    assert shown == [[name, f"{v:.1%} [{a:.1%}, {b:.1%}]"] for name, (v, a, b) in rates.items()]
+    drawn = strokes(page, "by-rate-at-best")
+    for place, ((classes, ends), (_, *bounds)) in enumerate(
+        zip(drawn, rates.values(), strict=True),
+    ):
+        assert ends == pytest.approx(bounds, abs=0.002) and f"s{place}" in classes.split()
+
+
+def test_a_sweep_that_nothing_judged_begins_with_its_losses_the_least_as_the_best(tmp_path):
+    table = []
+    for name, loss in (("a", 2.0), ("b", 1.5), ("c", 1.75)):
+        place = f"sweep/sft.schedule={name}/sft"
+        losses = [{"step": step, "loss": 3.0, "eval_loss": loss} for step in (1, 2)]
+        write_lines(tmp_path / place / "metrics.jsonl", losses)
+        table.append({"values": {"sft.schedule": name}, "stages": {"sft": place}})
+    write(tmp_path / "sweep.json", {"combinations": table})
+    page = Page(write_report(tmp_path))
+    assert next(iter(page.charts)) == "by-loss"
+    assert [*told(page, "by-loss")] == [["a", "2.00"], ["b", "1.50"], ["c", "1.75"]]
+    assert "Best: sft.schedule = b, 1.50." in page.text
+
+
+def test_runs_side_by_side_begin_with_the_number_that_decides_of_each(run, tmp_path, synthetic):
+    """A run whose number is of another kind has no row; colours are those of its curves."""
+    folders = [tmp_path / name for name in ("near", "sft", "far")]
+    for folder, at_one in ((folders[0], 0.6), (folders[2], 0.8)):
+        synthetic.write_quickstart(folder, arms=False)
+        policy = {"gold_win_rate": synthetic.estimate(at_one, at_one - 0.1, at_one + 0.1)}
+        best = synthetic.estimate(at_one - 0.1, at_one - 0.2, at_one)
+        policy["over_best_decoding"] = {**synthetic.estimate(0.2, 0.1, 0.3), "win_rate": best}
+        synthetic.write(folder / "evaluate" / "summary.json", {"policies": {"ppo": policy}})
+    losses = [{"step": step, "loss": 3 / step} for step in range(1, 9)]
+    synthetic.write_lines(folders[1] / "sft" / "metrics.jsonl", losses)
+    page = Page(write_overlay(folders, tmp_path / "page.html"))
+    assert list(page.charts)[:3] == ["decides", "first-reward", "first-kl"]
+    assert told(page) == [
+        ["near", "50.0% [40.0%, 60.0%]"],
+        ["far", "70.0% [60.0%, 80.0%]"],
+    ]
+    assert "Best: far, 70.0% [60.0%, 80.0%]." in page.text
+    near, far = (PALETTE[place] for place in (0, 2))
+    assert [name.split()[0] for name, _ in strokes(page)] == [near, far]
+    kinds = [str(a.get("class")) for tag, a, _ in page.charts["first-kl"] if tag == "path"]
+    assert [name.split()[0] for name in kinds if " line" in name][-2:] == [near, far]
+    # without the control, the first row says at which temperature it was
+    synthetic.write(folders[2] / "evaluate" / "summary.json", {"policies": {"ppo": {}}})
+    summary = synthetic.ppo_summary(gold_win_rate=synthetic.estimate(0.8, 0.7, 0.9))
+    synthetic.write(folders[2] / "ppo" / "summary.json", summary)
+    names = [name for name, _ in told(Page(write_overlay(folders, tmp_path / "page.html")))]
+    assert names == ["near, each at its best temperature", "far, both at one temperature"]
+
+
+def duelled(models, rates, standings=()):
+    """The figures of a duel in which the pairs of models have these win rates."""
+    counts = {"pairs": 64, "wins": 20, "ties": 30, "losses": 14}
+    results = [
+        {
+            **counts,
+            "win_rate": rate and estimate(*rate),
+            "at_equal_length": rate and estimate(*rate),
+        }
+        for rate in rates
+    ]
+    pairs = [*combinations(models, 2)]
+    return {
+        "models": models,
+        "judge": "stub",
+        "num_prompts": 64,
+        "failures": {},
+        "position": None,
+        "words": dict.fromkeys(models, 1.0),
+        "unanswered": {name: {} for name in models},
+        "contests": [
+            {"first": first, "second": second, "results": {"all": part}}
+            for (first, second), part in zip(pairs, results, strict=True)
+        ],
+        "ranking": {"standings": standings, "reason": "" if standings else "too few"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("rate", "key"),
+    [
+        ((0.6, 0.52, 0.68), "1"),
+        ((0.4, 0.32, 0.48), "-1"),
+        ((0.6, 0.49, 0.7), "0"),
+        (None, "0"),
+    ],
+)
+def test_a_duel_begins_with_the_win_rate_and_what_it_shows(tmp_path, rate, key):
+    write_duel(tmp_path / "page.html", duelled(["a", "b"], [rate]), [])
+    page = Page(tmp_path / "page.html")
+    shown = bracketed(rate and estimate(*rate), percent) or "–"
+    assert SENTENCES["duel"][key].format(first="a", second="b", rate=shown) in page.text
+    assert [*page.charts] == (["decides"] if rate else [])
+    if rate:
+        assert [number for _, number in told(page)] == [shown] * 2
+        assert strokes(page)[-1][1] == pytest.approx(rate[1:], abs=0.002)
+
+
+def test_a_duel_of_several_models_begins_with_their_strengths(tmp_path):
+    strengths = {"a": (0.4, 0.1, 0.7), "b": (0.3, 0.0, 0.6), "c": (-0.7, -1.0, -0.4)}
+    standings = [
+        {"name": name, "best": 1 if place < 2 else 3, "worst": 3, "strength": estimate(*strength)}
+        for place, (name, strength) in enumerate(strengths.items())
+    ]
+    rates = [(0.5, 0.4, 0.6)] * 3
+    write_duel(tmp_path / "page.html", duelled([*strengths], rates, standings), [])
+    page = Page(tmp_path / "page.html")
+    assert "First of 3 models: a and b" in page.text
+    assert [name for name, _ in told(page)] == ["a", "b", "c"]
+    for (_, ends), (_, *bounds) in zip(strokes(page), strengths.values(), strict=True):
+        assert ends == pytest.approx(bounds, abs=0.01)
+    write_duel(tmp_path / "page.html", duelled([*strengths], rates), [])
+    page = Page(tmp_path / "page.html")
+    assert not page.charts and page.text.count("too few")

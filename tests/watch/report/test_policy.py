@@ -23,6 +23,8 @@ def page(request, tmp_path, synthetic):
     if request.param == "sweep":
         return Page(write_report(write_sweep(tmp_path / "sweep"), output))
     if request.param == "duel":
+        counts = {"pairs": 1, "wins": 1, "ties": 0, "losses": 0}
+        part = {**counts, "win_rate": None, "at_equal_length": None}
         figures = {
             "models": ["a", "b"],
             "judge": "c",
@@ -31,7 +33,7 @@ def page(request, tmp_path, synthetic):
             "position": None,
             "words": {"a": 1.0, "b": 1.0},
             "unanswered": {"a": {}, "b": {}},
-            "contests": [{"first": "a", "second": "b", "results": {}}],
+            "contests": [{"first": "a", "second": "b", "results": {"all": part}}],
             "ranking": {"standings": [], "reason": ""},
         }
         write_duel(output, figures, [])

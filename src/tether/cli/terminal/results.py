@@ -23,6 +23,7 @@ from tether.settings.rewards import GIVEN
 from tether.settings.stages import STAGES
 from tether.watch.report.about import judge_of
 from tether.watch.report.brief import brief
+from tether.watch.report.measures import arm_table
 from tether.watch.report.narrative import Conclusion, loop_conclusion
 from tether.watch.report.numbers import SENTENCES, listing
 from tether.watch.report.picture import picture_lines
@@ -31,7 +32,6 @@ from tether.watch.report.sweep import sweep_brief
 from tether.watch.report.sweeps import read_sweep
 from tether.watch.report.tiles import (
     ROUND_OF_PAIRS,
-    arm_table,
     pair_rounds,
     round_table,
 )
@@ -66,11 +66,10 @@ def show_sweep(console: Console, run: Path) -> None:
     """
     if (sweep := read_sweep(run)) is None:
         return
-    verdict, columns, rows, notes = sweep_brief(sweep)
+    verdict, lines, columns, rows, notes = sweep_brief(sweep)
     # a long key goes on in the next line at a dot
     show_table(console, "settings", rows, [name.replace(".", "\n.") for name in columns])
-    if verdict is not None:
-        show_conclusion(console, verdict)
+    show_conclusion(console, verdict, lines)
     for note in notes:
         console.print(note, markup=False, highlight=False, soft_wrap=True)
 

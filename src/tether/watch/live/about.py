@@ -11,10 +11,10 @@ from tether.core.rundir import SWEEP, write_json
 from tether.core.types import Json
 from tether.watch.live.condition import Condition, json_inside
 from tether.watch.live.followed import FollowedRun
-from tether.watch.report.narrative import HEADLINES, conclusion, loop_conclusion
+from tether.watch.report.narrative import HEADLINES, conclusion, loop_conclusion, rate_at_best
 from tether.watch.report.numbers import bracketed, percent
 from tether.watch.report.page import write_report
-from tether.watch.report.reading import printable, read_journey, read_loop
+from tether.watch.report.reading import SubRun, printable, read_journey, read_loop
 
 NOTES = ".dashboard.json"
 """The file with a run's tags and note: the only one in its folder that is the dashboard's."""
@@ -60,15 +60,18 @@ def about_run(run: FollowedRun) -> Json:
 
 
 def run_verdict(run: FollowedRun) -> Json:
-    """Tone, headline and short word of a run's report, and its win rate; empty while it goes on."""
+    """Tone, headline and short word of a run's report, and the win rate that decides; empty while it
+    goes on.
+    """
     if run.condition is Condition.RUNNING or not run.stages:
         return {}
     check_records(run.folder)
     if (loop := read_loop(run.folder)) is not None:
-        whole, rate = loop_conclusion(loop), loop.rounds[-1].get("gold_win_rate")
+        whole, policy = loop_conclusion(loop), SubRun("", summary=loop.rounds[-1])
     else:
         journey = read_journey(run.folder)
-        whole, rate = conclusion(journey), journey.judged.summary.get("gold_win_rate")
+        whole, policy = conclusion(journey), journey.judged
+    rate = rate_at_best(policy) or policy.summary.get("gold_win_rate")
     end = whole.headline.rpartition(": ")[2].lower()
     begun = {text.partition("{")[0].lower(): key for key, (_, text) in HEADLINES.items()}
     word = next((key for text, key in begun.items() if end.startswith(text)), end)

@@ -63,20 +63,20 @@ def title(journey: Journey) -> str:
     )
 
 
-def price(journey: Journey) -> str:
+def price(own: SubRun, stages: Iterable[SubRun]) -> str:
     """Time and memory of all that was run; empty where nothing was noted."""
-    summaries = [run.summary for run in (journey.own, *journey.stages)]
+    summaries = [run.summary for run in (own, *stages)]
 
     def noted(key: str) -> list[float]:
         return [finite(summary.get(key)) or 0.0 for summary in summaries]
 
-    own, *stages = noted("seconds")
-    parts = (
-        (own or sum(stages), duration, ""),
+    whole, *parts = noted("seconds")
+    sizes = (
+        (whole or sum(parts), duration, ""),
         (max(noted("peak_rss_bytes")), gigabytes, " of memory"),
         (max(noted("peak_gpu_bytes")), gigabytes, " of GPU memory"),
     )
-    return ", ".join(f"{show(size)}{of}" for size, show, of in parts if size)
+    return ", ".join(f"{show(size)}{of}" for size, show, of in sizes if size)
 
 
 def facts(journey: Journey, run: Path) -> list[tuple[str, list[str]]]:

@@ -18,7 +18,7 @@ from tether.watch.report.narrative import (
     measured_sentence,
     proxy_sentence,
 )
-from tether.watch.report.numbers import SENTENCES, bracketed, percent
+from tether.watch.report.numbers import SENTENCES
 from tether.watch.report.reading import Journey, SubRun
 
 WORDS = SENTENCES["brief"]
@@ -44,8 +44,6 @@ def brief(journey: Journey, how: str = "") -> Conclusion:
     headline = WORDS["result"].format(headline=whole.headline, judge=_judge(judge, policy))
     if measured := measured_sentence(journey, policy, judge):
         sentences = [measured, *control_sentences(control_of(policy.summary))[:1]]
-        if rate := bracketed(policy.estimate("gold_win_rate_at_equal_length"), percent):
-            sentences.insert(1, SAYS["equal-length"].format(rate=rate))
     else:
         sentences = [proxy_sentence(policy, journey), line]
     warnings = [kl_sentence(policy), *whole.warnings]

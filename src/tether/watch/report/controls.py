@@ -7,8 +7,9 @@ from collections import defaultdict
 
 from tether.stats import Estimate, mean_of_runs
 from tether.watch.report.about import control_lines
+from tether.watch.report.measures import BY_KEY
 from tether.watch.report.numbers import bracketed
-from tether.watch.report.sweeps import READ, Measured, Setting, Sweep, control_arms
+from tether.watch.report.sweeps import Measured, Setting, Sweep, control_arms
 
 JUDGED = ("gold", "heldout")
 """Gains that arms with different rewards have in common."""
@@ -31,7 +32,7 @@ def sweep_controls(
 
 
 def _rows(setting: Setting, gain: Measured) -> list[list[str]]:
-    read = READ[gain.key]
+    read = BY_KEY[gain.key].read
     gains: defaultdict[str, list[tuple[Estimate, Estimate, Estimate]]] = defaultdict(list)
     for member, arm in control_arms(setting.members):
         own, theirs = read(member.policy), read(arm)

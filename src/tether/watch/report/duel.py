@@ -6,9 +6,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tether.core.types import Comparison, Facts
+from tether.stats import side
 from tether.watch.report.frame import HERE, fill_template, write_page
-from tether.watch.report.numbers import bracketed, decimal, percent, signed
+from tether.watch.report.narrative import Conclusion
+from tether.watch.report.numbers import SENTENCES, bracketed, decimal, percent, signed
+from tether.watch.report.picture import Rods, deciding
+from tether.watch.report.reading import estimate
 
+SAYS = SENTENCES["duel"]
 COUNTS = ("pairs", "wins", "ties", "losses")
 RATES = {"win_rate": "wins, ties half", "at_equal_length": "the same at equal length"}
 PLACES = ("model", "place", "strength in nats")
@@ -44,6 +49,36 @@ def result_table(figures: Facts) -> tuple[tuple[str, ...], list[tuple[str, ...]]
         for name, part in parts.items()
     ]
     return (head, *COUNTS, *RATES.values()), rows
+
+
+def duel_rods(figures: Facts) -> Rods:
+    """Of two models the first one's win rates, of more models their strengths."""
+    several, part = len(figures["models"]) > 2, figures["contests"][0]["results"]["all"]
+    standings = figures["ranking"]["standings"]
+    numbers = (
+        {one["name"]: one["strength"] for one in standings}
+        if several
+        else {name: part[key] for key, name in RATES.items()}
+    )
+    title = PLACES[2].capitalize() if several else f"Wins of {figures['models'][0]}"
+    rods = deciding({name: estimate(one) for name, one in numbers.items()})
+    title = f"{title}, judged by {figures['judge']}"
+    return Rods(title, signed if several else percent, rods)
+
+
+def duel_verdict(figures: Facts) -> Conclusion:
+    """Who wins: of two models by the interval of the win rate, of more by their places."""
+    contest, ranking = figures["contests"][0], figures["ranking"]
+    if len(figures["models"]) > 2:
+        names = " and ".join(one["name"] for one in ranking["standings"] if one["best"] == 1)
+        first = SAYS["first"].format(models=names, count=len(figures["models"]))
+        return Conclusion("open", ranking["reason"] or first)
+    rate = estimate(contest["results"]["all"]["win_rate"])
+    shown = bracketed(rate, percent) or "–"
+    return Conclusion(
+        "open",
+        SAYS[f"{side(rate, 0.5)}"].format(rate=shown, **contest),
+    )
 
 
 def place_rows(figures: Facts) -> list[tuple[str, ...]]:
@@ -102,8 +137,9 @@ def write_duel(output: Path, figures: Facts, rows: Sequence[Comparison]) -> None
     page = fill_template(
         HERE / "duel.html",
         figures["judge"],
-        {},
+        {"picture": duel_rods(figures).plots()},
         [],
+        verdict=duel_verdict(figures),
         title=" against ".join(figures["models"]),
         about=[("judge", [figures["judge"]]), ("prompts", [f"{figures['num_prompts']:,}"])],
         places=(PLACES, place_rows(figures)),

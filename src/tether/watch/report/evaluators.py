@@ -18,8 +18,10 @@ MOST_CURVES = 3
 SHOWN_ELSEWHERE = "held_out", "kl", "decoding", "best_of_n"
 """Evaluators whose figures a sweep's page shows as gains, KL and controls."""
 FIGURE_NAMES = SENTENCES["evaluated"]
-LEADING = {"multiple_choice": ("acc", "acc_norm", "ece")}
-"""Figures of an evaluator that a page with only a few of them shows before the others."""
+ABILITIES = {"multiple_choice": ("acc", "acc_norm", "ece"), "short_answers": ("accuracy",)}
+"""By evaluator the figures of what a model can do, whose fall is the alignment tax. A page with only
+a few figures shows them before the others.
+"""
 
 
 class Measurement(NamedTuple):
@@ -179,10 +181,10 @@ def last_figures(policy: SubRun, stages: Sequence[SubRun]) -> dict[tuple[str, st
 
 
 def by_importance(names: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Evaluators and figures: of each evaluator those of LEADING first, the others in their order."""
+    """Evaluators and figures: of each evaluator those of ABILITIES first, the others in their order."""
 
     def place(name: tuple[str, str]) -> int:
-        leading = LEADING.get(name[0], ())
+        leading = ABILITIES.get(name[0], ())
         return leading.index(name[1]) if name[1] in leading else len(leading)
 
     return sorted(names, key=place)

@@ -23,6 +23,7 @@ from tether.watch.report.numbers import (
     centre,
     has_interval,
     percent,
+    signed,
     thousands,
 )
 from tether.watch.report.parts import Part
@@ -108,10 +109,8 @@ def _drawn(chart: Row, arms: Sequence[SubRun]) -> list[Plot]:
             xs = [x for x, _ in points]
             ys = [None if y is None else scale * y for _, y in points]
             name = arm.title if not name else name if len(arms) == 1 else f"{arm.title}: {name}"
-            colour = style.pop(
-                "colour",
-                PALETTE[(place if len(arms) == 1 else index) % len(PALETTE)],
-            )
+            colour = style.pop("colour", PALETTE[place % len(PALETTE)])
+            colour = colour if len(arms) == 1 else PALETTE[index % len(PALETTE)]
             mode = style.pop("mode", "both" if len(xs) < SPARSE else "line")
             turn = place if len(chart["lines"]) > 1 else index // len(PALETTE)
             style = {"dash": DASHES[turn % len(DASHES)] if len(arms) > 1 else "", **style}
@@ -159,53 +158,22 @@ def parts_figures(
     arms: Sequence[tuple[str, Sequence[Part]]],
     judge: Judge,
 ) -> list[Plot]:
-    """A dumbbell a part of the judge's score, before to after; other arms as open marks."""
-    places = {part.name: i for i, part in enumerate(parts)}
-    traces = [
-        _rods([(part.before, part.after) for part in parts]),
-        _marks(
-            [(part.before, i) for i, part in enumerate(parts)],
-            "before",
-            MUTED,
-            mode="open",
-            size=11.0,
-        ),
+    """The change of each part of the judge's score; small marks are other arms."""
+    rods = [
+        Rod(
+            part.name,
+            part.moved,
+            seeds=[
+                (other.change, f"{signed(other.change)}, {arm}")
+                for arm, of in arms
+                for other in of
+                if other.name == part.name
+            ],
+        )
+        for part in parts
     ]
-    ends = [("after", BLUE, "marks", parts)]
-    ends += [
-        (f"after, {arm}", PALETTE[i % len(PALETTE)], "open", of)
-        for i, (arm, of) in enumerate(arms, 1)
-    ]
-    for name, colour, mode, of in ends:
-        points = [(part.after, places[part.name]) for part in of if part.name in places]
-        traces += [_marks(points, name, colour, mode=mode, size=11.0)] if points else []
-    rows = [part.name for part in parts]
-    frame = {
-        **FRAMES["gold-parts"],
-        "title": f"Parts of the {judge.label:score}, before → after",
-    }
-    return framed(frame, traces, height=60 + 40 * len(parts), rows=rows) if parts else []
-
-
-def _marks(
-    points: Sequence[tuple[float | None, int]],
-    name: str,
-    colour: str,
-    **more: object,
-) -> Trace:
-    return Trace(
-        [x for x, _ in points],
-        [y for _, y in points],
-        name,
-        colour,
-        **{"mode": "marks", **more},
-    )
-
-
-def _rods(ends: Sequence[Sequence[float]]) -> Trace:
-    """A stroke in each row, from one value to another."""
-    points = [(x, place) for place, pair in enumerate(ends) if pair for x in (*pair, None)]
-    return _marks(points, "", MUTED, mode="line", size=3.0, silent=True)
+    title = f"Parts of the {judge.label:score}, before → after"
+    return rod_figures({**FRAMES["gold-parts"], "title": title}, rods, 0.0, signed)
 
 
 def accuracy_figures(reward: Facts, pairs: Facts, judge: Judge) -> list[Plot]:
@@ -225,40 +193,49 @@ def accuracy_figures(reward: Facts, pairs: Facts, judge: Judge) -> list[Plot]:
 
 
 class Rod(NamedTuple):
-    """A number with its interval, as a row of a chart."""
+    """A number with its interval, as a row of a chart; `seeds` are the values that it is the mean
+    of, each with its note.
+    """
 
     name: str
     value: Estimate
     colour: str = BLUE
     group: str = ""
     size: float = 11.0
+    seeds: Sequence[tuple[float, str]] = ()
 
 
 def rod_figures(
     frame: Row,
     rods: Sequence[Rod],
-    even: float,
+    even: float | None,
     show: Show,
     chance: str = "no difference",
 ) -> list[Plot]:
-    """A row a number: a stroke for its interval, a mark for its value, which stands beside it, and
-    a line across all at `even`.
+    """A row a number: a stroke for its interval, a mark for its value, which stands beside it,
+    small marks for its seeds, and a line across all at `even`.
     """
-    ends, names = [-0.5, len(rods) - 0.5], [rod.name for rod in rods]
-    name = f"{show(even)}: {chance}"
-    traces = [Trace([even, even], ends, name, MUTED, dash="dot", size=1.6, silent=True)]
-    for place, (_, value, colour, group, size) in enumerate(rods):
+    ends, names, traces = [-0.5, len(rods) - 0.5], [rod.name for rod in rods], []
+    if even is not None:
+        name = f"{show(even)}: {chance}"
+        traces = [Trace([even, even], ends, name, MUTED, dash="dot", size=1.6, silent=True)]
+    for place, (_, value, colour, group, size, seeds) in enumerate(rods):
         if has_interval(value):
             stroke = [value.low, value.high], [place, place]
             traces.append(Trace(*stroke, "", colour, size=size / 4, silent=True))
         more = {"notes": [bracketed(value, show)], "size": size}
         listed = all(rod.group != group for rod in rods[:place])
         mark = Trace([value.value], [place], group, colour, "marks", listed=listed, **more)
+        if seeds:
+            xs, notes = zip(*seeds, strict=True)
+            some = colour.replace(BLUE, GREEN)
+            traces.append(Trace(xs, [place] * len(xs), "", some, "marks", notes=notes))
         traces.append(mark)
     texts = list(enumerate(centre(rod.value, show) for rod in rods))
+    tall = 46 if len(rods) < 7 else 30
     return [
         replace(plot, right=Axis("", plot.y.low, plot.y.high, texts))
-        for plot in framed(frame, traces if rods else [], height=64 + 46 * len(rods), rows=names)
+        for plot in framed(frame, traces if rods else [], height=64 + tall * len(rods), rows=names)
     ]
 
 
@@ -290,19 +267,11 @@ def reliability_figures(reward: Facts) -> list[Plot]:
     )
 
 
-def stage_figures(stages: Sequence[tuple[str, float]]) -> list[Plot]:
+def stage_figures(stages: Sequence[SubRun]) -> list[Plot]:
     """Seconds by stage."""
-    ends = [(seconds, place) for place, (_, seconds) in enumerate(stages)]
-    notes = [duration(seconds) for _, seconds in stages]
-    traces = [
-        _rods([(0.0, seconds) for _, seconds in stages]),
-        _marks(ends, "", BLUE, size=11.0, notes=notes),
-    ]
-    return (
-        framed("stages", traces, height=40 + 34 * len(stages), rows=[name for name, _ in stages])
-        if len(stages) > 1
-        else []
-    )
+    spent = [(stage.title, stage.estimate("seconds")) for stage in stages]
+    rods = [Rod(title, seconds) for title, seconds in spent if seconds]
+    return rod_figures(FRAMES["stages"], rods, None, duration) if len(rods) > 1 else []
 
 
 def timeline_figures(arm: SubRun) -> list[Plot]:
@@ -345,12 +314,12 @@ def _bars(
     place: int,
     name: str,
     colour: str,
-    **more: object,
+    listed: bool = True,
 ) -> Trace:
     """Strokes in a row of a chart, each from one time to another."""
     notes = [f"{end - start:.2f} s" for start, end in spans for _ in range(3)]
-    points = [(x, place) for span in spans for x in (*span, None)]
-    return _marks(points, name, colour, mode="line", size=14.0, notes=notes, **more)
+    xs = [x for span in spans for x in (*span, None)]
+    return Trace(xs, [place] * len(xs), name, colour, size=14.0, listed=listed, notes=notes)
 
 
 def loop_figures(loop: LoopRun) -> list[Plot]:

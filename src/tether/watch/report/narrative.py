@@ -68,8 +68,8 @@ class Conclusion:
 
     tone: str
     headline: str
-    sentences: Sequence[str]
-    warnings: Sequence[str]
+    sentences: Sequence[str] = ()
+    warnings: Sequence[str] = ()
 
 
 def control_of(summary: Facts) -> Facts:
@@ -320,12 +320,8 @@ def _conclusion_without_policy(journey: Journey) -> Conclusion:
             )
             sentences += [SAYS["reward-unclear"]] if bounds and not side(accuracy, 0.5) else []
     if not direct.name:
-        return Conclusion(
-            "open",
-            "Before a policy is trained",
-            [*sentences, SAYS["no-policy"]],
-            list(doubts(journey)),
-        )
+        first, *others = *sentences, SAYS["no-policy"]
+        return Conclusion("open", first.removesuffix("."), others, list(doubts(journey)))
     sentences += _rounds(direct)
     method = short_method(direct)
     if accuracy := direct.estimate("heldout_accuracy"):

@@ -10,14 +10,14 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
-from tether.core.amounts import duration
 from tether.core.errors import ConfigError
 from tether.core.types import Facts, Json
 from tether.watch.report import about, figures
 from tether.watch.report.frame import HERE, fill_template, page_path, write_page
-from tether.watch.report.gains import gold_gain, heldout_gain, proxy_gain, spent_kl
+from tether.watch.report.measures import numbers_of, side_by_side
 from tether.watch.report.narrative import Conclusion, conclusion, loop_conclusion
-from tether.watch.report.numbers import bracketed, decimal, percent, signed
+from tether.watch.report.numbers import bracketed, percent
+from tether.watch.report.picture import best_of, multiples, rods_of_runs
 from tether.watch.report.plotting import Plot
 from tether.watch.report.reading import (
     Journey,
@@ -60,13 +60,16 @@ def write_overlay(folders: Sequence[Path], output: Path | None = None) -> Path:
     """
     output = page_path(folders[0] / "comparison.html" if output is None else output)
     laid = [_laid(name, folder) for name, folder in zip(told_apart(folders), folders, strict=True)]
+    runs = {run.name: run.journey for run in laid}
+    numbers, judge = rods_of_runs(runs), about.judge_of_all(runs.values())
     page = fill_template(
         HERE / "overlay.html",
         " · ".join(run.name for run in laid),
-        _figures(laid),
+        {"picture": [*numbers.plots(), *multiples(runs)], **_figures(laid)},
         [*_notes(laid)],
         title=f"{len(laid)} runs",
-        verdicts=_verdicts(laid),
+        verdict=best_of(numbers),
+        verdicts=side_by_side([_row(run, judge) for run in laid]),
         differences=_differences(laid),
     )
     return write_page(output, page)
@@ -128,44 +131,18 @@ def _figures(laid: Sequence[Laid]) -> dict[str, list[Plot]]:
     return drawn
 
 
-def _verdicts(laid: Sequence[Laid]) -> tuple[list[str], list[list[str]]]:
-    """A row a run; columns in which no run has a value are left out."""
-    judge = about.judge_of_all(run.journey for run in laid).label
-    rows = [_row(run, judge) for run in laid]
-    columns = [name for name in rows[0] if any(row[name] for row in rows)]
-    return columns, [[row[name] for name in columns] for row in rows]
-
-
 def _row(run: Laid, judge: about.Judge) -> dict[str, str]:
-    journey = run.journey
-    judged = journey.judged
-    heldout = heldout_gain(judged)
-    own = judged.name and journey.own_reward
-    show = percent if heldout and heldout.checked else decimal
-    steps = max((finite(row.get("step")) or 0.0 for row in judged.metrics), default=0.0)
-    seconds = finite(journey.own.summary.get("seconds")) or sum(
-        finite(s.summary.get("seconds")) or 0.0 for s in journey.stages
-    )
-    moved = bracketed(proxy_gain(judged), signed)
-    ranked = journey.stage("direct", "rounds").summary.get("heldout_accuracy")
+    journey, main = run.journey, run.journey.main
+    steps = max((finite(row.get("step")) or 0.0 for row in main.metrics), default=0.0)
+    right = journey.stage("reward").summary.get("heldout_accuracy")
     return {
         "run": run.name,
         "verdict": run.verdict.headline,
         "method": about.title(journey),
         "steps": f"{steps:,.0f}" if steps else "",
-        "reward gain": moved if own else "",
-        "proxy gain": "" if own else moved,
-        "held-out before": bracketed(heldout.before, show) if heldout else "",
-        "held-out after": bracketed(heldout.after, show) if heldout else "",
-        f"{judge:gain}": bracketed(gold_gain(judged), signed),
-        f"{judge:win rate}": bracketed(judged.summary.get("gold_win_rate"), percent),
-        "KL, nats": bracketed(spent_kl(judged), decimal),
-        "held-out pairs, ranked right": bracketed(ranked, percent),
-        "reward model, held-out": bracketed(
-            journey.stage("reward").summary.get("heldout_accuracy"),
-            percent,
-        ),
-        "time": duration(seconds) if seconds else "",
+        **numbers_of(main, judge, own_reward=journey.own_reward),
+        "reward model, held-out": bracketed(right, percent),
+        "price": about.price(journey.own, journey.stages),
     }
 
 

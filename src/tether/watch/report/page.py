@@ -13,6 +13,7 @@ from tether.watch.report import about, figures, reading, tiles
 from tether.watch.report.answers import answer_groups, three_answers, training_samples
 from tether.watch.report.evaluators import COLUMNS, evaluator_curves, evaluator_rows
 from tether.watch.report.frame import HERE, Figures, fill_template, page_path, write_page
+from tether.watch.report.measures import arm_table
 from tether.watch.report.narrative import conclusion, control_of, loop_conclusion
 from tether.watch.report.parts import Part, gold_parts
 from tether.watch.report.picture import picture
@@ -23,7 +24,6 @@ from tether.watch.report.reading import (
     LoopRun,
     Row,
     SubRun,
-    finite,
     printable,
     read_journey,
     read_loop,
@@ -76,15 +76,15 @@ def _write_run(run: Path, output: Path) -> Path:
 
 def _write_picture(journey: Journey, output: Path) -> None:
     """The picture of the page as a file of its own, for a README or a talk."""
-    plots = picture(journey)
-    numbers = [plot for plot in plots if plot.y.names]
-    curves = [plot for plot in plots if not plot.y.names]
-    tall = max(110 * len(curves), 60 + 48 * len(numbers[0].y.names) if numbers else 0)
-    placed = [(plot, 200, 176, 260, tall - 44) for plot in numbers]
-    placed += [(plot, 600, 160 + 110 * place, 330, 62) for place, plot in enumerate(curves)]
-    words = {"title": about.title(journey), "price": about.price(journey)}
-    more = {"verdict": conclusion(journey), "placed": placed, "height": 172 + tall}
-    svg = fill_template(HERE / "picture.svg", journey.own.name, {}, [], **words, **more)
+    svg = fill_template(
+        HERE / "picture.svg",
+        journey.own.name,
+        {"picture": picture(journey)},
+        [],
+        title=about.title(journey),
+        price=about.price(journey.own, journey.stages),
+        verdict=conclusion(journey),
+    )
     write_page(output, svg)
 
 
@@ -107,7 +107,6 @@ def _journey_page(journey: Journey, run: Path) -> str:
     blocks = _blocks(journey)
     decoded = (tiles.CONTROL_COLUMNS, tiles.control_rows(control))
     supervised = list(_supervised(journey))
-    compared = bool(decoded[1] or parts or groups)
     measured = [(stage, rows) for stage in journey.stages if (rows := evaluator_rows(stage))]
     rollouts = packed_rollouts(journey.stages)
     return fill_template(
@@ -118,11 +117,10 @@ def _journey_page(journey: Journey, run: Path) -> str:
         title=about.title(journey),
         about=about.facts(journey, run),
         verdict=conclusion(journey),
-        price=about.price(journey),
+        price=about.price(journey.own, journey.stages),
         three=three_answers(journey.answers),
         judge=f"{judge.label}",
         held_out="" if journey.trained_on else "held-out ",
-        compared=compared,
         gold=about.who_judged(journey, [part.name for part in parts]),
         decoded=decoded,
         parts=parts,
@@ -132,7 +130,7 @@ def _journey_page(journey: Journey, run: Path) -> str:
         measured_columns=COLUMNS,
         tax=(["ability", "KL, nats", *TAX_COLUMNS], tax_rows(journey.policies, journey.stages)),
         round_columns=tiles.ROUND_OF_PAIRS,
-        arms=tiles.arm_table(journey.compared, judge),
+        arms=arm_table(journey.compared, judge),
         controls=about.control_lines(journey.compared),
         groups_text=journey.held_out_words(groups_text),
         groups=groups,
@@ -187,11 +185,6 @@ def _supervised(journey: Journey) -> Iterator[Learned]:
 
 
 def _figures(journey: Journey, parts: Sequence[Part], judge: about.Judge) -> Figures:
-    seconds = [
-        (stage.title, spent)
-        for stage in journey.stages
-        if (spent := finite(stage.summary.get("seconds")))
-    ]
     own = journey.own_reward
     return {
         "picture": picture(journey),
@@ -214,7 +207,7 @@ def _figures(journey: Journey, parts: Sequence[Part], judge: about.Judge) -> Fig
             *figures.charts("phases", journey.arms[:1]),
             *figures.charts("cost", journey.arms),
         ],
-        "stages": figures.stage_figures(seconds),
+        "stages": figures.stage_figures(journey.stages),
     }
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
 
-from tether.stats import grouped_mean
+from tether.stats import Estimate, grouped_mean
 from tether.watch.report.reading import Row, SubRun, finite, mapping, printable
 
 
@@ -25,6 +26,12 @@ class Part(NamedTuple):
     @property
     def change(self) -> float:
         return self.after - self.before
+
+    @property
+    def moved(self) -> Estimate:
+        """The change with its noise as its interval."""
+        noise = math.nan if self.noise is None else self.noise
+        return Estimate(self.change, self.change - noise, self.change + noise, 0)
 
     @property
     def direction(self) -> int:

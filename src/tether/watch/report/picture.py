@@ -1,22 +1,36 @@
-"""The picture on top of a page: the number that decides, on one axis with no difference, beside the
-course of the training. A terminal has it in a few lines.
+"""The picture on top of every page: the numbers that decide, on one axis with no difference, beside
+the course of the training. A terminal has it in a few lines.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import cycle
 from typing import NamedTuple
 
 from tether.core.amounts import sparkline
 from tether.stats import Estimate
-from tether.watch.report.about import judge_of
+from tether.watch.report.about import judge_of, judge_of_all
 from tether.watch.report.figures import Rod, charts, rod_figures
-from tether.watch.report.gains import gold_gain, heldout_gain, proxy_gain
-from tether.watch.report.narrative import control_of, rate_at_best
-from tether.watch.report.numbers import Show, bracketed, decimal, has_interval, percent, signed
-from tether.watch.report.plotting import BLUE, FRAMES, MUTED, SIZE, Plot
-from tether.watch.report.reading import Journey, SubRun, estimate, mapping
+from tether.watch.report.gains import heldout_gain
+from tether.watch.report.measures import BY_KEY
+from tether.watch.report.narrative import Conclusion, control_of
+from tether.watch.report.numbers import (
+    SENTENCES,
+    Show,
+    bracketed,
+    decimal,
+    has_interval,
+    percent,
+    signed,
+)
+from tether.watch.report.plotting import BLUE, FRAMES, MUTED, PALETTE, SIZE, Plot
+from tether.watch.report.reading import Journey, estimate, mapping
 
+SAYS = SENTENCES["picture"]
+KINDS = (("rate-at-best", "rate", "equal"), ("gold",), ("heldout",), ("proxy",), ("right",))
+"""Keys of numbers that may be rows of one chart, the kind that decides first."""
 WIDTH = 44
 """Characters of an axis in a terminal."""
 DECIDES, BESIDE = 15.0, 9.0
@@ -24,35 +38,74 @@ DECIDES, BESIDE = 15.0, 9.0
 
 
 class Rods(NamedTuple):
-    """Numbers of one kind, the one that decides first; `even` is no difference."""
+    """Numbers of one kind, a row each."""
 
     title: str
-    even: float
     show: Show
-    numbers: Sequence[tuple[str, Estimate]]
+    numbers: Sequence[Rod]
+    id: str = "decides"
+    of: str = ""
+    """What tells the rows apart."""
 
-    def plots(self, *, equal: bool = False) -> list[Plot]:
-        """One chart, a row a number; `equal` where none decides more than the others."""
-        rows = [
-            Rod(name, value, MUTED if thin else BLUE, size=BESIDE if thin else DECIDES)
-            for place, (name, value) in enumerate(self.numbers)
-            for thin in [place > 0 and not equal]
-        ]
+    @property
+    def even(self) -> float | None:
+        """No difference, of shares and of changes; None of other numbers, such as losses."""
+        return 0.5 if self.show is percent else 0.0 if self.show is signed else None
+
+    def plots(self) -> list[Plot]:
+        """One chart, a row a number."""
         shares = ["x"] if self.show is percent else []
-        frame = {**FRAMES["decides"], "title": self.title, "percent": shares}
-        return rod_figures(frame, rows, self.even, self.show)
+        frame = FRAMES["by-setting" if self.of else "decides"]
+        frame = {**frame, "id": self.id, "title": self.title, "y": self.of}
+        frame["percent"] = shares
+        return rod_figures(frame, self.numbers, self.even, self.show)
 
     def lines(self) -> Iterator[str]:
         """The same for a terminal: a stroke for the interval, a colon for `even`."""
-        widest = max((len(name) for name, _ in self.numbers), default=0)
+        widest = max((len(rod.name) for rod in self.numbers), default=0)
+        even = "" if self.even is None else f" (':' is {self.show(self.even)}, no difference)"
         for plot in self.plots():
-            yield f"{self.title} (':' is {self.show(self.even)}, no difference)"
-            for name, value in self.numbers:
+            yield f"{self.title}{even}"
+            for name, value, *_ in self.numbers:
                 numbers = bracketed(value, self.show)
                 yield f"  {name:{widest}} {_bar(plot, value, self.even)} {numbers}"
 
 
-def _bar(plot: Plot, value: Estimate, even: float) -> str:
+NOTHING = Rods("", decimal, [])
+
+
+def best_of(numbers: Rods) -> Conclusion:
+    """A headline that names the best row; that it is better than another is not tested. Of numbers
+    without an `even`, such as losses, the least is the best.
+    """
+    rods = sorted(numbers.numbers, key=lambda rod: rod.value.value)
+    if not rods:
+        return Conclusion("open", SAYS["nothing"])
+    best = rods[0 if numbers.even is None else -1]
+    name = " = ".join(filter(None, (numbers.of, best.name)))
+    text = SAYS["best" if len(rods) > 1 else "alone"]
+    shown = bracketed(best.value, numbers.show)
+    return Conclusion(
+        "open",
+        text.format(name=name, number=shown),
+    )
+
+
+def deciding(numbers: Mapping[str, Estimate | None]) -> list[Rod]:
+    """Rows of the numbers that there are, the first one as the one that decides."""
+    measured = [(name, value) for name, value in numbers.items() if value]
+    return [
+        Rod(
+            name,
+            value,
+            MUTED if place else BLUE,
+            size=BESIDE if place else DECIDES,
+        )
+        for place, (name, value) in enumerate(measured)
+    ]
+
+
+def _bar(plot: Plot, value: Estimate, even: float | None) -> str:
     """A row of a chart in WIDTH characters."""
 
     def place(x: float) -> int:
@@ -62,7 +115,8 @@ def _bar(plot: Plot, value: Estimate, even: float) -> str:
     if has_interval(value):
         low, high = place(value.low), place(value.high)
         cells[low : high + 1] = ["|", *"-" * (high - low - 1), "|"][: high - low + 1]
-    cells[place(even)] = ":"
+    if even is not None:
+        cells[place(even)] = ":"
     cells[place(value.value)] = "●"
     return "".join(cells)
 
@@ -73,64 +127,62 @@ def _curve_line(plot: Plot) -> str:
     return f"{plot.title}: {decimal(ys[0])} {sparkline(ys, WIDTH)} {decimal(ys[-1])}"
 
 
-def win_rates(policy: SubRun) -> list[tuple[str, Estimate]]:
-    """The policy's win rates against the start model, the one that decides first."""
-    chosen = mapping(control_of(policy.summary).get("best_of_n")).items()
-    rates = {
-        "each at its best temperature": rate_at_best(policy),
-        "both at one temperature": policy.summary.get("gold_win_rate"),
-        "at one temperature and equal length": policy.summary.get("gold_win_rate_at_equal_length"),
-        **{f"against the start's best of {n}": mapping(row).get("win_rate") for n, row in chosen},
-    }
-    return [(name, rate) for name, value in rates.items() if (rate := estimate(value))]
+def rods(journey: Journey) -> Rods:
+    """The numbers that the verdict rests on; none where nothing was held out or judged."""
+    main, judge = journey.main, judge_of(journey)
+    chosen = mapping(control_of(main.summary).get("best_of_n")).items()
+    measured = heldout_gain(main)
+    for keys in KINDS:
+        values = {SAYS[key]: BY_KEY[key].read(main) for key in keys}
+        values |= {
+            SAYS["best-of"].format(n=n): estimate(mapping(row).get("win_rate"))
+            for n, row in chosen
+            if len(keys) > 1
+        }
+        if numbers := deciding(values):
+            checked = "heldout" in keys and measured and measured.checked
+            title = SAYS["right-answers" if checked else f"{keys[-1]}-title"]
+            return Rods(title.format(judge=judge), BY_KEY[keys[0]].show, numbers)
+    return NOTHING
 
 
-def rods(journey: Journey) -> Rods | None:
-    """The numbers that the verdict rests on; None where nothing was held out or judged."""
-    policy, judge = journey.judged, judge_of(journey)
-    if rates := win_rates(policy):
-        title = f"Wins against the start model's answers, judged by {judge}"
-        return Rods(title, 0.5, percent, rates)
-    held_out, direct = heldout_gain(policy), journey.stage("direct", "rounds")
-    right = held_out and held_out.checked
-    options = (
-        (f"Change of the {judge:score}", 0.0, signed, {"held-out answers": gold_gain(policy)}),
-        (
-            f"Change of the {'share of right answers' if right else 'held-out reward'}",
-            0.0,
-            signed,
-            {"held-out prompts": held_out and held_out.gain},
-        ),
-        ("Change of the reward in training", 0.0, signed, {"last steps": proxy_gain(policy)}),
-        (
-            "Held-out pairs that are ranked right",
-            0.5,
-            percent,
-            {"by the policy": direct.estimate("heldout_accuracy")},
-        ),
-    )
-    for title, even, show, values in options:
-        if numbers := [(name, value) for name, value in values.items() if value]:
-            return Rods(title, even, show, numbers)
-    return None
+def rods_of_runs(runs: Mapping[str, Journey]) -> Rods:
+    """The number that decides of each run, of the first one's kind; a colour a run."""
+    each = {name: rods(journey) for name, journey in runs.items()}
+    kind = next((one for one in each.values() if one.numbers), NOTHING)
+    alike = {name: one.numbers[:1] for name, one in each.items() if one.title == kind.title}
+    names = {rod.name for first in alike.values() for rod in first}
+    title = ", ".join((kind.title, *(names if len(names) == 1 else ())))
+    colours = dict(zip(runs, cycle(PALETTE)))
+    rows = [
+        rod._replace(
+            name=name if rod.name in title else f"{name}, {rod.name}",
+            colour=colours[name],
+        )
+        for name, first in alike.items()
+        for rod in first
+    ]
+    return kind._replace(title=title, numbers=rows)
 
 
-def multiples(journey: Journey) -> list[Plot]:
-    """Small charts of the judged policy's course; without one, of what was trained last."""
-    trained = [stage for stage in journey.stages if stage.metrics]
-    options = (journey.judged, *journey.policies, *reversed(trained))
-    stage = next((stage for stage in options if stage.metrics), None)
-    return charts("picture", [stage], journey.own_reward, judge_of(journey)) if stage else []
+def multiples(runs: Mapping[str, Journey]) -> list[Plot]:
+    """Small charts of the course of each run's training; a legend names a run once."""
+    stages = [replace(journey.main, name=name) for name, journey in runs.items()]
+    own = all(journey.own_reward for journey in runs.values())
+    plots, seen = [], set[str]()
+    for plot in charts("picture", stages, own, judge_of_all(runs.values())):
+        traces = [one._replace(listed=one.name not in seen) for one in plot.traces]
+        plots.append(replace(plot, traces=traces))
+        seen |= {one.name for one in traces}
+    return plots
 
 
 def picture(journey: Journey) -> list[Plot]:
     """What decides, and the course of the training."""
-    numbers = rods(journey)
-    return [*(numbers.plots() if numbers else []), *multiples(journey)]
+    return [*rods(journey).plots(), *multiples({"": journey})]
 
 
 def picture_lines(journey: Journey) -> Iterator[str]:
     """The picture in a few lines of a terminal."""
-    if numbers := rods(journey):
-        yield from numbers.lines()
-    yield from map(_curve_line, multiples(journey)[:1])
+    yield from rods(journey).lines()
+    yield from map(_curve_line, multiples({"": journey})[:1])

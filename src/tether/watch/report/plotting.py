@@ -25,6 +25,8 @@ MOST_POINTS, MOST_HITS, SIZE = 400, 40, 1000
 """Points of a line, places of a chart that tell their values on hover, and the drawing's own width
 and height.
 """
+LONGEST_ROW = 40
+"""Characters of the name of a row."""
 CHARTS: dict[str, list[Row]] = tomllib.loads(
     Path(__file__).with_name("charts.toml").read_text(encoding="utf-8"),
 )
@@ -297,7 +299,7 @@ def framed(
         ticks=frame.get("ticks", 7),
     )
     if rows:
-        names = [label(row) for row in rows]
+        names = [label(row, LONGEST_ROW) for row in rows]
         y = Axis(y.title, len(rows) - 0.5, -0.5, list(enumerate(names)), names=names)
     right = (
         _beside(y, axis(frame["right"], ends[1], zero="right" in zero))

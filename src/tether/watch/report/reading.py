@@ -196,6 +196,13 @@ class Journey:
         """
         return next(iter(self.compared), SubRun(""))
 
+    @property
+    def main(self) -> SubRun:
+        """The stage that pages measure: the judged policy, else what was trained last."""
+        trained = [stage for stage in self.stages if stage.metrics]
+        options = (self.judged, *self.policies, *reversed(trained))
+        return next((stage for stage in options if stage.name), SubRun(""))
+
     def stage(self, *kinds: str) -> SubRun:
         """The first stage of these kinds; an empty one where there is none."""
         return next((stage for stage in self.stages if stage.kind in kinds), SubRun(""))

@@ -6,7 +6,7 @@
   let runs = null, setting = views.findIndex((view) => !view.hidden);
 
   const light = () => {
-    for (const path of document.querySelectorAll("#at-frontier path, #at-settings path")) {
+    for (const path of document.querySelectorAll("#at-verdict path, #at-frontier path, #at-settings path")) {
       path.classList.toggle("on", path.classList.contains(`s${setting}`));
     }
   };

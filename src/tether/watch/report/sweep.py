@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from tether.watch.report.about import Judge, judge_of_all
+from tether.watch.report import about
 from tether.watch.report.controls import sweep_controls
 from tether.watch.report.frame import HERE, fill_template
 from tether.watch.report.narrative import Conclusion
 from tether.watch.report.numbers import SENTENCES, bracketed
-from tether.watch.report.plotting import Plot
+from tether.watch.report.picture import NOTHING, Rods, best_of
+from tether.watch.report.reading import SubRun
 from tether.watch.report.rollouts import packed, packed_rollouts
 from tether.watch.report.sweep_figures import by_setting, curves, frontier
 from tether.watch.report.sweeps import FIGURE_KEY, GAINS, Measured, Sweep, measures_of
@@ -23,23 +24,19 @@ STAGES_PAGE = "stages.html"
 SAYS = SENTENCES["sweep"]
 MOST_ROLLOUTS = 2_200_000
 """Characters of the page that rollouts may take."""
-FIRST = 4
+FIRST = 5
 """Numbers that a sentence names, and that have a figure."""
-
-
-class SettingView(NamedTuple):
-    """Part of the page that is shown while the sliders are at a setting."""
-
-    title: str
-    sentence: str
-    tiles: Sequence[Tile]
-    plots: Sequence[Plot]
+DECIDES = ("rate-at-best", "rate", *GAINS, "loss")
+"""Numbers by which settings are compared, the first that a sweep has."""
 
 
 class SweepBrief(NamedTuple):
-    """A sweep in the terminal: its verdict, and a row a setting with its first numbers."""
+    """A sweep in the terminal: its verdict and picture, and a row a setting with its first
+    numbers.
+    """
 
-    verdict: Conclusion | None
+    verdict: Conclusion
+    lines: Sequence[str]
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     notes: Sequence[str]
@@ -48,9 +45,9 @@ class SweepBrief(NamedTuple):
 def sweep_brief(sweep: Sweep) -> SweepBrief:
     """The same verdict and means as on the page."""
     measures, _ = _judged(sweep)
-    gain, kl = _gain_and_kl(measures)
     columns, rows = _table(sweep, measures[:FIRST])
-    return SweepBrief(_verdict(sweep, gain, kl), columns, rows, _notes(sweep))
+    lines = [line for one in _picture(sweep, measures) for line in one.lines()]
+    return SweepBrief(_verdict(sweep, measures), lines, columns, rows, _notes(sweep))
 
 
 def sweep_page(sweep: Sweep) -> str:
@@ -58,40 +55,35 @@ def sweep_page(sweep: Sweep) -> str:
     measures, judge = _judged(sweep)
     gain, kl = _gain_and_kl(measures)
     start = gain.greatest if gain else 0
-    stages = [replace(member.policy, name=member.label) for member in sweep.members]
+    policies = [replace(member.policy, name=member.label) for member in sweep.members]
+    stages = [stage for member in sweep.members for stage in member.journey.stages]
+    picture = _picture(sweep, measures)
+    further = [one for one in measures[FIRST:] if one.key.startswith(FIGURE_KEY)]
+    shown = {one.id for one in picture}
+    rows = [by_setting(sweep, one) for one in (*measures[:FIRST], *further)]
     drawn = {
+        "picture": [plot for one in picture for plot in one.plots()],
         "frontier": frontier(sweep, gain, kl) if gain and kl else [],
-        "settings": [
-            plot
-            for number, one in enumerate(measures)
-            if number < FIRST or one.key.startswith(FIGURE_KEY)
-            for plot in by_setting(sweep, one)
-        ],
+        "settings": [plot for one in rows if one.id not in shown for plot in one.plots()],
     }
-    values = sweep.settings[start].values
     return fill_template(
         HERE / "sweep.html",
         sweep.path.resolve().name,
         drawn,
         _notes(sweep),
         scripts=("rollouts.js", "sweep.js", "page.js"),
+        price=about.price(SubRun(""), {stage.path: stage for stage in stages}.values()),
         title=f"Sweep over {' and '.join(sweep.keys) or 'seeds'}",
-        sliders=[
-            (key, order, order.index(value))
-            for (key, order), value in zip(sweep.keys.items(), values, strict=True)
-        ],
+        sweep=sweep,
         start=start,
-        verdict=_verdict(sweep, gain, kl),
+        verdict=_verdict(sweep, measures),
         views=[
-            SettingView(
-                sweep.title(setting),
+            (
                 _sentence(sweep, number, measures),
                 _tiles(number, measures),
                 plots,
             )
-            for number, (setting, plots) in enumerate(
-                zip(sweep.settings, curves(sweep, judge), strict=True),
-            )
+            for number, plots in enumerate(curves(sweep, judge))
         ],
         data=packed(
             [[(one.label, one.name) for one in setting.members] for setting in sweep.settings],
@@ -100,14 +92,14 @@ def sweep_page(sweep: Sweep) -> str:
         controls=sweep_controls(sweep, gain),
         table_of=_table(sweep, measures),
         evaluated=any(one.key.startswith(FIGURE_KEY) for one in measures),
-        rollouts=packed_rollouts(stages, MOST_ROLLOUTS),
+        rollouts=packed_rollouts(policies, MOST_ROLLOUTS),
         stages=STAGES_PAGE if (sweep.path / STAGES_PAGE).is_file() else "",
     )
 
 
-def _judged(sweep: Sweep) -> tuple[list[Measured], Judge]:
+def _judged(sweep: Sweep) -> tuple[list[Measured], about.Judge]:
     """The numbers of a sweep, and its judge."""
-    judge = judge_of_all(member.journey for member in sweep.members)
+    judge = about.judge_of_all(member.journey for member in sweep.members)
     return measures_of(sweep, judge), judge
 
 
@@ -116,6 +108,13 @@ def _gain_and_kl(measures: Sequence[Measured]) -> tuple[Measured | None, Measure
     by_key = {one.key: one for one in measures}
     gain = next((by_key[key] for key in GAINS if key in by_key), None)
     return gain, by_key.get("kl")
+
+
+def _picture(sweep: Sweep, measures: Sequence[Measured]) -> list[Rods]:
+    """What decides, and the KL that it took."""
+    drawn = {one.key: by_setting(sweep, one) for one in measures}
+    first = next((drawn[key] for key in DECIDES if key in drawn), NOTHING)
+    return [first, drawn.get("kl", NOTHING)]
 
 
 def _notes(sweep: Sweep) -> list[str]:
@@ -145,21 +144,23 @@ def _sentence(sweep: Sweep, setting: int, measures: Sequence[Measured]) -> str:
     return numbers or SAYS["no-numbers"].format(setting=title)
 
 
-def _verdict(sweep: Sweep, gain: Measured | None, kl: Measured | None) -> Conclusion | None:
-    """The setting with the greatest gain that is shown, else with the greatest of all; None where
-    no gain was measured. A gain is shown after Holm's correction for the number of settings.
+def _verdict(sweep: Sweep, measures: Sequence[Measured]) -> Conclusion:
+    """The setting with the greatest gain that is shown, else with the greatest of all. A gain is
+    shown after Holm's correction for the number of settings.
     """
+    gain, kl = _gain_and_kl(measures)
     if gain is None or gain.key not in GAINS[:3]:
-        return None
+        return best_of(_picture(sweep, measures)[0])
     means = {place: mean for place in range(len(gain.values)) if (mean := gain.mean(place))}
     shown = gain.gaining()
     best = max(shown or means, key=lambda place: means[place].value)
     title = sweep.title(sweep.settings[best])
+    mean = bracketed(means[best], gain.show)
     spent = kl.mean(best) if kl else None
     numbers = SAYS["verdict" if spent is None else "verdict-kl"].format(
         setting=title,
         name=gain.name,
-        gain=bracketed(means[best], gain.show),
+        gain=mean,
         kl=bracketed(spent),
         over=SAYS["over-seeds" if len(gain.values[best]) > 1 else "over-prompts"],
     )
@@ -168,8 +169,8 @@ def _verdict(sweep: Sweep, gain: Measured | None, kl: Measured | None) -> Conclu
         sentences.append(SAYS["largest"].format(count=len(means)))
     if len(means) > 1:
         sentences.append(SAYS["corrected"].format(count=len(means), shown=len(shown)))
-    headline = SAYS["gained" if shown else "not-gained"].format(setting=title)
-    return Conclusion("open", headline, sentences, [])
+    headline = SAYS["gained" if shown else "not-gained"].format(setting=title, gain=mean)
+    return Conclusion("open", headline, sentences)
 
 
 def _table(sweep: Sweep, measures: Sequence[Measured]) -> tuple[list[str], list[list[str]]]:

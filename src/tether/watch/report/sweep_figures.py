@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from statistics import fmean
-from typing import NamedTuple
 
 from tether.stats import Estimate
 from tether.watch.report import figures
 from tether.watch.report.about import Judge
+from tether.watch.report.figures import Rod
+from tether.watch.report.measures import BY_KEY
 from tether.watch.report.narrative import control_of
 from tether.watch.report.numbers import SENTENCES, bracketed, has_interval, signed
+from tether.watch.report.picture import Rods
 from tether.watch.report.plotting import (
     BLUE,
     FRAMES,
@@ -25,10 +27,8 @@ from tether.watch.report.plotting import (
     framed,
 )
 from tether.watch.report.reading import KL_KEYS, Row, SubRun, estimate, finite, mapping
-from tether.watch.report.sweeps import READ, Measured, Sweep, control_arms
+from tether.watch.report.sweeps import Measured, Sweep, control_arms
 
-Place = tuple[float, float, str]
-Stroke = tuple[Sequence[float], Sequence[float]]
 SAYS = SENTENCES["sweep"]
 MOST_POINTS = 100
 """Of a line: neighbouring steps are averaged."""
@@ -110,75 +110,48 @@ def _averaged(rows: Sequence[Row]) -> list[Row]:
     return [*first, *means]
 
 
-class Spot(NamedTuple):
-    """A setting in a figure: places of its seeds with their notes, its mean, and the strokes of
-    intervals through it.
-    """
-
-    number: int
-    seeds: Sequence[Place]
-    mean: Place
-    strokes: Sequence[Stroke]
-
-
 def frontier(sweep: Sweep, gain: Measured, kl: Measured) -> list[Plot]:
-    """Gain against KL: seeds, means with their intervals, and the start at its best temperature."""
-    spots = []
+    """Gain against KL: seeds, means with their intervals, and the start at its best temperature.
+
+    What belongs to a setting has its number as a class, which the sliders light.
+    """
+    strokes, seeds, means = [], [], []
     for number, setting in enumerate(sweep.settings):
+        colour = f"{BLUE} s{number}"
         ups = {member.label: value for member, value in gain.values[number]}
-        seeds = [
-            (at.value, up.value, f"{gain.show(up.value)}, {member.label}")
-            for member, at in kl.values[number]
-            if (up := ups.get(member.label))
-        ]
+        both = [(at, ups[m.label], m) for m, at in kl.values[number] if m.label in ups]
         at, up = kl.mean(number), gain.mean(number)
-        if not seeds or at is None or up is None:
+        if not both or at is None or up is None:
             continue
+        strokes += [Trace(*ends, "", colour, size=1.6, silent=True) for ends in _cross(at, up)]
+        if len(both) > 1:
+            xs, ys, notes = zip(
+                *((a.value, u.value, f"{gain.show(u.value)}, {m.label}") for a, u, m in both),
+                strict=True,
+            )
+            name = "" if seeds else "a seed"
+            seeds.append(Trace(xs, ys, name, f"{GREEN} s{number}", "marks", notes=notes))
         note = f"{bracketed(up, gain.show)}, {sweep.title(setting)}"
-        strokes = [*_cross(at, up)]
-        spots.append(Spot(number, seeds, (at.value, up.value, note), strokes))
-    if not spots:
+        name = "" if means else "mean of the seeds"
+        means.append(
+            Trace([at.value], [up.value], name, colour, "marks", size=13.0, notes=[note]),
+        )
+    if not means:
         return []
-    xs, ys, _ = zip(*(spot.mean for spot in spots), strict=True)
+    xs, ys = zip(*((one.xs[0], one.ys[0]) for one in means), strict=True)
     way = Trace(xs, ys, "", MUTED, dash="dot", silent=True)
-    traces = [way, *_spotted(spots, 13.0), *_control_arms(sweep, gain)]
+    traces = [way, *strokes, *seeds, *means, *_control_arms(sweep, gain)]
     if gain.key == "gold":
         traces += _control(sweep, max(x for one in traces for x in one.xs if x is not None))
     return framed({**FRAMES["frontier"], "y": gain.name}, traces)
 
 
-def _cross(at: Estimate, up: Estimate) -> Iterator[Stroke]:
+def _cross(at: Estimate, up: Estimate) -> Iterator[tuple[list[float], list[float]]]:
     """The intervals of both means."""
     if has_interval(up):
         yield [at.value, at.value], [up.low, up.high]
     if has_interval(at):
         yield [max(0.0, at.low), at.high], [up.value, up.value]
-
-
-def _spotted(spots: Sequence[Spot], size: float) -> Iterator[Trace]:
-    """Strokes, seeds, means: each has the number of its setting as a class, which the sliders
-    light. The legend shows the first of each for all.
-    """
-    for spot in spots:
-        for xs, ys in spot.strokes:
-            yield Trace(xs, ys, "", f"{BLUE} s{spot.number}", size=1.6, silent=True)
-    several = [(spot.number, spot.seeds) for spot in spots if len(spot.seeds) > 1]
-    means = [(spot.number, [spot.mean]) for spot in spots]
-    for name, colour, width, groups in (
-        ("a seed", GREEN, 6.0, several),
-        ("mean of the seeds", BLUE, size, means),
-    ):
-        for place, (number, places) in enumerate(groups):
-            xs, ys, notes = zip(*places, strict=True)
-            yield Trace(
-                xs,
-                ys,
-                "" if place else name,
-                f"{colour} s{number}",
-                "marks",
-                size=width,
-                notes=notes,
-            )
 
 
 def _control_arms(sweep: Sweep, gain: Measured) -> Iterator[Trace]:
@@ -189,8 +162,8 @@ def _control_arms(sweep: Sweep, gain: Measured) -> Iterator[Trace]:
             (at.value, up.value, label)
             for arm, label in arms.values()
             if arm.settings["reward_source"] == source
-            and (up := READ[gain.key](arm)) is not None
-            and (at := READ["kl"](arm)) is not None
+            and (up := BY_KEY[gain.key].read(arm)) is not None
+            and (at := BY_KEY["kl"].read(arm)) is not None
         ]
         if points and gain.key in ("gold", "heldout"):
             xs, ys, _ = zip(*points, strict=True)
@@ -231,19 +204,18 @@ def _control(sweep: Sweep, far: float) -> list[Trace]:
     return [Trace([0.0, far], [height, height], name, PURPLE, dash="dash", silent=True)]
 
 
-def by_setting(sweep: Sweep, one: Measured) -> list[Plot]:
+def by_setting(sweep: Sweep, one: Measured) -> Rods:
     """A row a setting: its seeds, and their mean with its interval."""
-    spots = []
-    for place, values in enumerate(one.values):
-        if (mean := one.mean(place)) is None:
-            continue
-        seeds = [
-            (value.value, place, f"{one.show(value.value)}, {member.name}")
-            for member, value in values
-        ]
-        strokes = [([mean.low, mean.high], [place, place])] if has_interval(mean) else []
-        spots.append(Spot(place, seeds, (mean.value, place, bracketed(mean, one.show)), strokes))
-    rows = [", ".join(setting.values) or "all" for setting in sweep.settings]
-    names = {"title": one.name, "x": one.name, "y": ", ".join(sweep.keys)}
-    frame = {**FRAMES["by-setting"], "id": f"by-{one.key}", **names}
-    return framed(frame, [*_spotted(spots, 11.0)], height=70 + 34 * len(rows), rows=rows)
+    rows = [
+        Rod(
+            ", ".join(setting.values) or "all",
+            mean,
+            f"{BLUE} s{place}",
+            seeds=[(own.value, f"{one.show(own.value)}, {m.name}") for m, own in runs]
+            if len(runs) > 1
+            else (),
+        )
+        for place, (setting, runs) in enumerate(zip(sweep.settings, one.values, strict=True))
+        if (mean := one.mean(place))
+    ]
+    return Rods(one.name, one.show, rows, f"by-{one.key}", ", ".join(sweep.keys))

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
 
 import numpy as np
 
@@ -21,30 +20,27 @@ from tether.core.types import Facts, JsonValue
 from tether.stats import Estimate, grouped_mean, holm, mean_of_runs, p_above_zero
 from tether.watch.report.about import GOLD_JUDGE, Judge
 from tether.watch.report.evaluators import (
+    ABILITIES,
     MOST_CURVES,
     SHOWN_ELSEWHERE,
     by_importance,
     figure_words,
     last_figures,
 )
-from tether.watch.report.gains import gold_gain, heldout_gain, proxy_gain, spent_kl
-from tether.watch.report.narrative import control_of
-from tether.watch.report.numbers import SENTENCES, Show, decimal, percent, signed
+from tether.watch.report.measures import MEASURES
+from tether.watch.report.numbers import SENTENCES, Show, percent, signed
 from tether.watch.report.reading import (
     KINDS,
     Journey,
     SubRun,
     answers_in,
-    estimate,
     finite,
     json_of,
     judged_stages,
     listed,
     mapping,
-    present,
     printable,
     read_sub_run,
-    trend_of,
 )
 
 
@@ -58,10 +54,8 @@ class SweepRun:
 
     @property
     def policy(self) -> SubRun:
-        """The stage that the page measures: the judged policy, else what was trained last."""
-        trained = [stage for stage in self.journey.stages if stage.metrics]
-        options = (self.journey.judged, *self.journey.policies, *reversed(trained))
-        return next((stage for stage in options if stage.name), SubRun(""))
+        """The stage that the page measures."""
+        return self.journey.main
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,74 +81,22 @@ class Sweep:
     def members(self) -> list[SweepRun]:
         return [member for setting in self.settings for member in setting.members]
 
+    def values(
+        self,
+        read: Callable[[SweepRun], Estimate | None],
+    ) -> list[list[tuple[SweepRun, Estimate]]]:
+        """A number of each run that has it, by setting."""
+        return [
+            [(one, value) for one in setting.members if (value := read(one)) is not None]
+            for setting in self.settings
+        ]
+
     def title(self, setting: Setting) -> str:
         """The setting in words."""
         pairs = zip(self.keys, setting.values, strict=True)
         return ", ".join(f"{key} = {value}" for key, value in pairs) or "the recipe"
 
 
-class Measure(NamedTuple):
-    """A number of a run: its names for people with places for those of judge and reward, and how
-    it is read and shown.
-
-    `pair` gives it for one prompt, from the scores of the start's answer and of the run's.
-    """
-
-    key: str
-    name: str
-    short: str
-    read: Callable[[SubRun], Estimate | None]
-    show: Show
-    pair: Callable[[float, float], float] | None = None
-
-
-def _length(policy: SubRun) -> Estimate | None:
-    measured = estimate(mapping(policy.summary.get("answers")).get("length"))
-    course = trend_of(policy.metrics, "response/length")
-    return measured or (estimate(course.last) if course else None)
-
-
-def _heldout(policy: SubRun) -> Estimate | None:
-    measured = heldout_gain(policy)
-    return measured.gain if measured else None
-
-
-def _last_loss(policy: SubRun) -> Estimate | None:
-    losses = present(policy.metrics, "eval_loss")
-    return estimate(losses[-1][1]) if losses else None
-
-
-def best_decoding(policy: SubRun) -> Estimate | None:
-    """The gain of a policy over its start, each at its own best temperature."""
-    return estimate(mapping(control_of(policy.summary).get("over_best_decoding")))
-
-
-MEASURES = (
-    Measure("gold", "{judge:gain}", "{judge}", gold_gain, signed, lambda start, end: end - start),
-    Measure("heldout", "held-out gain", "held-out", _heldout, signed),
-    Measure("proxy", "{reward} gain", "{reward}", proxy_gain, signed),
-    Measure("kl", "KL, nats per response", "KL", spent_kl, decimal),
-    Measure("length", "length of an answer, tokens", "length", _length, decimal),
-    Measure("best", "gain, best against best decoding", "best against best", best_decoding, signed),
-    Measure(
-        "rate",
-        "{judge:win rate}",
-        "win rate",
-        lambda policy: policy.estimate("gold_win_rate"),
-        percent,
-        lambda start, end: (end > start) + 0.5 * (end == start),
-    ),
-    Measure(
-        "right",
-        "held-out pairs, ranked right",
-        "ranked right",
-        lambda policy: policy.estimate("heldout_accuracy"),
-        percent,
-    ),
-    Measure("loss", "held-out loss", "held-out loss", _last_loss, decimal),
-)
-"""In the order in which the first that a sweep has is its gain."""
-READ = {one.key: one.read for one in MEASURES}
 GROUPS_A_FREEDOM = 10
 """Observations for a degree of freedom of the tail beyond a single run's interval. Skewed scores make
 it longer than the normal one: it is that of lognormal losses of 16 to 150 prompts.
@@ -162,8 +104,6 @@ it longer than the normal one: it is that of lognormal losses of 16 to 150 promp
 GAINS = ("gold", "heldout", "proxy", "right")
 FIGURE_KEY = "evaluated-"
 """Begins the key of a figure of an evaluator."""
-ABILITIES = {"multiple_choice": ("acc", "acc_norm", "ece"), "short_answers": ("accuracy",)}
-"""By evaluator the figures of what a model can do, whose fall is the alignment tax."""
 SHARES_OF_TASKS = ("acc", "acc_norm", "exact_match")
 """Metrics of lm-eval that are shares of right answers."""
 
@@ -317,10 +257,7 @@ def measures_of(sweep: Sweep, judge: Judge = GOLD_JUDGE) -> list[Measured]:
     words = {"judge": judge.label, "reward": "reward" if own else "proxy"}
     made = []
     for one in MEASURES:
-        values = [
-            [(m, value) for m in setting.members if (value := one.read(m.policy)) is not None]
-            for setting in sweep.settings
-        ]
+        values = sweep.values(lambda run, read=one.read: read(run.policy))
         if any(values):
             made.append(
                 Measured(
@@ -361,7 +298,13 @@ def _evaluated(sweep: Sweep) -> list[Measured]:
     """Changes of the first figures of each evaluator with rows of its own; those of abilities are
     in percentage points.
     """
-    read = {m.label: last_figures(m.policy, m.journey.stages) for m in sweep.members}
+    read = {
+        run.label: {
+            name: percentage_points(last.change) if is_ability(*name) else last.change
+            for name, last in last_figures(run.policy, run.journey.stages).items()
+        }
+        for run in sweep.members
+    }
     names = dict.fromkeys(name for one in read.values() for name in one)
     chosen: list[tuple[str, str]] = []
     for evaluator in dict.fromkeys(evaluator for evaluator, _ in names):
@@ -377,14 +320,7 @@ def _evaluated(sweep: Sweep) -> list[Measured]:
             ),
             printable(": ".join(figure_words(*name)), 80),
             signed,
-            [
-                [
-                    (m, percentage_points(last.change) if is_ability(*name) else last.change)
-                    for m in setting.members
-                    if (last := read[m.label].get(name))
-                ]
-                for setting in sweep.settings
-            ],
+            sweep.values(lambda run, name=name: read[run.label].get(name)),
         )
         for number, name in enumerate(chosen)
     ]

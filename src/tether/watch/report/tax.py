@@ -5,7 +5,6 @@ of KL.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from statistics import fmean
 from typing import NamedTuple
 
@@ -70,8 +69,7 @@ def sweep_tax(sweep: Sweep) -> tuple[list[str], list[list[str]]]:
     """A row an ability and setting: means over its runs with their intervals."""
     read = {one.label: taxes(one.policy, one.journey.stages) for one in sweep.members}
     names = by_importance(dict.fromkeys(name for own in read.values() for name in own))
-    spent = {one.label: spent_kl(one.policy) for one in sweep.members}
-    kl = replace(_over_seeds(sweep, spent), key="kl")
+    kl = Measured("kl", "", "", decimal, sweep.values(lambda one: spent_kl(one.policy)))
     rows = []
     for name in names:
         own = {label: taxes[name] for label, taxes in read.items() if name in taxes}
@@ -107,8 +105,4 @@ def _ends(runs: Sequence[Tax]) -> list[str]:
 
 def _over_seeds(sweep: Sweep, values: dict[str, Estimate | None]) -> Measured:
     """A number of runs, by their labels."""
-    own = [
-        [(one, value) for one in setting.members if (value := values.get(one.label)) is not None]
-        for setting in sweep.settings
-    ]
-    return Measured("", "", "", decimal, own)
+    return Measured("", "", "", decimal, sweep.values(lambda one: values.get(one.label)))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from tether.core.types import Facts
 from tether.watch.report.about import Judge
-from tether.watch.report.gains import gold_gain, heldout_gain, proxy_gain, spent_kl
-from tether.watch.report.narrative import decoding_of, rate_at_best
+from tether.watch.report.narrative import decoding_of
 from tether.watch.report.numbers import (
     Show,
     bracketed,
@@ -64,34 +63,6 @@ def reward_facts(reward: Facts, pairs: Facts, judge: Judge) -> list[Tile]:
         for row in FACTS
         if (parts := estimate(values.get(row["key"])))
     ]
-
-
-ARM_COLUMNS: dict[str, tuple[Callable[[SubRun], object], Show]] = {
-    "win rate, best against best": (rate_at_best, percent),
-    "{judge:win rate}": (lambda arm: arm.summary.get("gold_win_rate"), percent),
-    "win rate at equal length": (
-        lambda arm: arm.summary.get("gold_win_rate_at_equal_length"),
-        percent,
-    ),
-    "{judge:gain}": (gold_gain, signed),
-    "held-out gain": (lambda arm: (measured := heldout_gain(arm)) and measured.gain, signed),
-    "proxy gain": (proxy_gain, signed),
-    "KL, nats": (spent_kl, decimal),
-}
-"""Of a comparison of policies, the number that decides first."""
-
-
-def arm_table(arms: Sequence[SubRun], judge: Judge) -> tuple[list[str], list[list[str]]]:
-    """Columns that an arm has values for, and a row an arm; empty for a single arm."""
-    if len(arms) < 2:
-        return [], []
-    shown = {
-        name.format(judge=judge.label): [bracketed(read(arm), show) for arm in arms]
-        for name, (read, show) in ARM_COLUMNS.items()
-    }
-    columns = {"policy": [arm.title for arm in arms]}
-    columns |= {name: texts for name, texts in shown.items() if any(texts)}
-    return [*columns], [list(row) for row in zip(*columns.values(), strict=True)]
 
 
 ROUND_OF_PAIRS = (

@@ -55,7 +55,7 @@
     if (seconds < 5400) return `${Math.round(seconds / 60)} min ago`;
     return seconds < 172800 ? `${Math.round(seconds / 3600)} h ago` : `${Math.round(seconds / 86400)} days ago`;
   };
-  const steps = (run) => run.step ? `${shortNumber(run.step)} of ${run.steps ? shortNumber(run.steps) : "?"}` : "–";
+  const steps = (run) => run.step ? shortNumber(run.step) + (run.steps ? ` of ${shortNumber(run.steps)}` : "") : "–";
   const figure = (key, choose) => {
     const box = make("figure"), heading = make("h3", "", evaluated.get(key) || key), value = make("b"), holder = make("div", "canvas"), canvas = make("canvas");
     canvas.setAttribute("role", "img");
@@ -317,7 +317,7 @@
     };
     const status = () => {
       const left = run.left === null ? "" : ` · ${clock(run.left)} left`, { verdict } = run.about;
-      write($("headline"), verdict && verdict.headline ? `${verdict.headline}${verdict.rate ? ` · win rate ${verdict.rate}` : ""}` : "No verdict yet");
+      write($("headline"), verdict && verdict.headline ? verdict.headline : "No verdict yet");
       $("headline").className = `state ${verdict && verdict.headline ? verdict.tone : "none"}`;
       for (const [field, text] of [[$("tags"), run.about.tags], [$("text"), run.about.note]]) {
         if (field.dataset.kept !== text && !edited) { field.value = text || ""; field.dataset.kept = text; }
@@ -333,6 +333,7 @@
       $("state").className = `quiet state ${run.condition}`;
       write($("state"), `${run.condition} · ${run.stage || "no stage"} · step ${steps(run)}${left} · ${run.means}`);
       $("done").style.width = run.steps ? `${Math.min(100, 100 * run.step / run.steps)}%` : "0";
+      $("done").parentElement.hidden = run.condition === "ended" || !run.steps;
       $("requests").hidden = run.condition !== "running";
       $("notes").replaceChildren(...run.notes.map((note) => make("p", "note", note)));
     };
