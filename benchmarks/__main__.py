@@ -52,7 +52,7 @@ def pairs(loaded: Any, limit: int = 600) -> list[dict[str, Any]]:
     helpful-base.
     """
     from tether.core.types import Comparison
-    from tether.data.prepare import encode_comparisons
+    from tether.data.prepare import Limit, encode_comparisons
     from tether.data.sources import Quarantine
     from tether.runner.assembly.data.rows import load_rows
     from tether.runner.assembly.roles import encoder_of
@@ -65,7 +65,7 @@ def pairs(loaded: Any, limit: int = 600) -> list[dict[str, Any]]:
             "TETHER_DATA names",
         )
     rows = load_rows(DataConfig(path=path, limit=limit), Comparison, Quarantine())
-    rankings, _ = encode_comparisons(rows, encoder_of(loaded), 512)
+    rankings, _ = encode_comparisons(rows, encoder_of(loaded), Limit(512))
     found = []
     for number, ranking in enumerate(rankings):
         sides = [ranking.sequences[ranking.chosen[0]], ranking.sequences[ranking.rejected[0]]]

@@ -73,7 +73,7 @@ def lines_in(text):
     """The commands that a text names: in backticks, behind a colon, or on lines of their own."""
     text = re.sub(r"(?m)^[│╭╰ ─╮╯]*│|│$", "", text)
     found = re.findall(r"`(tether [^`]+)`", text)
-    found += re.findall(r"(?m)(?:^  |: )(tether .+?)(?:  |$)", text)
+    found += re.findall(r"(?m)(?:^  |: |   )(tether .+?)(?:  |$)", text)
     return [line.rstrip(".") for line in dict.fromkeys(found) if " | " not in line]
 
 

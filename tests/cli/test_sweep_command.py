@@ -100,6 +100,21 @@ def test_seeds_go_on_from_the_recipes_own(recipes):
     assert "seed=8" in text and "seed=9" in text and "seed=0" not in text and "6 jobs" in text
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--seeds", "2"], False),
+        (["grpo.seed=0,1"], False),
+        (["--seeds", "3"], True),
+        (["seed=0,1", "grpo.seed=0,1"], True),
+        (["grpo.kl.coefficient=0,0.05"], True),
+    ],
+)
+def test_two_seeds_are_named_before_the_sweep_starts(recipes, words, told):
+    _, text = tether("sweep", "plain.toml", *words, "--dry-run")
+    assert ("cannot be told: 3 seeds are needed." in text) == (not told), text
+
+
 def test_a_table_among_the_values_is_used_whole(recipes):
     words = ["grpo.kl={mode='fixed',coefficient=0.3},{mode='adaptive',coefficient=0.2}"]
     own = expand(read_recipe("plain.toml", sweep_overrides(words)))

@@ -24,7 +24,7 @@ def counted(lengths, limit=512, key="direct.max_length"):
     ],
 )
 def test_the_limit_that_keeps_nearly_all_is_named(lengths, remedy):
-    words = left_out_words(counted(lengths), len(lengths))
+    words = left_out_words({"skipped": counted(lengths)}, len(lengths))
     assert words.startswith(
         "71 of 120 rows (59%) do not train: 71 longer than direct.max_length = 512",
     )
@@ -32,7 +32,16 @@ def test_the_limit_that_keeps_nearly_all_is_named(lengths, remedy):
 
 
 def test_other_reasons_count_too_and_a_few_rows_are_no_warning():
-    words = left_out_words({"tie": 6, **counted([600] * 4)}, 100)
+    words = left_out_words({"skipped": {"tie": 6, **counted([600] * 4)}}, 100)
     assert words.startswith("10 of 100 rows (10%)") and words.endswith("would keep all, 6 tie.")
-    assert left_out_words({"tie": 4}, 100) == left_out_words({"tie": 4}, None) == ""
-    assert left_out_words({"tie": 5}, 100)
+    assert left_out_words({"skipped": {"tie": 4}}, 100) == ""
+    assert left_out_words({"skipped": {"tie": 4}}, None) == left_out_words({}, 100) == ""
+    assert left_out_words({"skipped": {"tie": 5}}, 100)
+
+
+def test_cut_rows_have_a_sentence_of_their_own():
+    both = left_out_words({"skipped": {"tie": 6}, "cut": counted([600] * 7)}, 100)
+    assert both.startswith("6 of 100 rows (6%) do not train: 6 tie. 7 of 100 rows (7%) are cut: 7 ")
+    assert (
+        left_out_words({"skipped": {"tie": 6}, "cut": counted([600] * 4)}, 100).count("rows") == 1
+    )

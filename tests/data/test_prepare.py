@@ -1,11 +1,17 @@
 """Rows that become token ids: what is counted, what is held out, and what is gathered."""
 
+from collections import Counter
+
 import pytest
 
 from tether.core.errors import DataError
 from tether.core.types import Comparison, assistant, user
-from tether.data.chat import Encoded
+from tether.data.chat import ChatEncoder, Encoded
 from tether.data.prepare import Limit, by_prompt, encode_rows, encoded_split, within
+from tether.models.tiny import tiny_tokenizer
+from tether.settings.supervised import DirectConfig
+
+ENCODER = ChatEncoder(tiny_tokenizer(), (1,))
 
 
 def sequence(*ids):
@@ -20,9 +26,22 @@ def refuse_odd(number):
 
 def test_refused_rows_are_counted_by_reason_and_the_others_keep_their_order():
     assert encode_rows([4, 1, 2, 3], refuse_odd) == ([-4, -2], {"odd": 2})
-    assert within(sequence(1, 2), Limit(2, "x.length")) == sequence(1, 2)
+    assert within([sequence(1, 2)], Limit(2, "x.length")) == [sequence(1, 2)]
     with pytest.raises(DataError, match=r"longer than x\.length = 1 tokens; 2 would keep it"):
-        within(sequence(1, 2), Limit(1, "x.length"))
+        within([sequence(1, 2)], Limit(1, "x.length"))
+    with pytest.raises(DataError, match="longer than the model's context of 1 tokens"):
+        within([sequence(1, 2)], Limit(1))
+
+
+def test_a_cut_row_counts_once_and_one_without_a_token_that_counts_is_left_out():
+    """Its sequences end where the limit is; those that keep no trained token go."""
+    limit = Limit(2, "x.length", Counter())
+    late = Encoded((1, 2, 3), (False, False, True))
+    assert within([sequence(1, 2, 3), late, sequence(7)], limit) == [sequence(1, 2)]
+    assert limit.cut == {"longer than x.length = 2 tokens; 4 would keep it": 1}
+    with pytest.raises(DataError, match="longer than"):
+        within([late], limit)
+    assert limit.cut.total() == 1
 
 
 def test_each_distinct_response_stands_once_and_every_row_finds_its_own():
@@ -51,16 +70,16 @@ def test_prompts_are_held_out_whole_and_their_ties_are_counted():
         for n in range(120)
     ]
 
-    def encode(part):
-        return encode_rows(part, lambda row: row.prompt[0].content if not row.tie else refuse_tie())
+    def split_of(rows, share):
+        config = DirectConfig(heldout_fraction=share)
+        return encoded_split(rows, config, ENCODER, "direct", "comparisons")
 
-    def refuse_tie():
-        raise DataError("tie")
-
-    split = encoded_split(rows, encode, 0.3, 0, "comparisons")
-    assert not set(split.train) & set(split.test) and len(split.train) + len(split.test) == 80
-    assert split.skipped == {"tie": 40} and split.heldout_ties == len(set(split.test)) > 0
-    assert encoded_split(rows, encode, 0.0, 0, "comparisons").heldout_ties == 0
+    split = split_of(rows, 0.3)
+    train, test = (sum(len(one.chosen) for one in part) for part in split[:2])
+    assert not {one.group for one in split.train} & {one.group for one in split.test}
+    assert train + test == 80 and split.heldout_ties == len(split.test) > 0
+    assert split.counts == {"skipped": {"tie": 40}}
+    assert split_of(rows, 0.0).heldout_ties == 0
     with pytest.raises(
         DataError,
         match=(
@@ -68,4 +87,4 @@ def test_prompts_are_held_out_whole_and_their_ties_are_counted():
             r"\{'tie': 40\}"
         ),
     ):
-        encoded_split(rows[80:], encode, 0.3, 0, "comparisons")
+        split_of(rows[80:], 0.3)

@@ -119,7 +119,7 @@ def test_inner_keys_are_metadata_and_those_of_lists_are_named_alone(tmp_path: Pa
     quarantine = Quarantine()
     [pair] = read(path, Comparison, quarantine=quarantine)
     assert pair.metadata == {"question.id": "x", "question.dataset": "eli5", "split": "dev"}
-    assert set(quarantine.unused) == {"question.id", "question.dataset", "metadata"}
+    assert set(quarantine.unused) == {"question.id", "question.dataset"}
 
 
 def test_inspection_names_them(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from tether.core.errors import ConfigError
 from tether.core.rundir import read_json, read_jsonl
 from tether.core.types import Comparison, Prompt, Sampling, Score, assistant, user
 from tether.data.batches import make_batch
-from tether.data.prepare import encode_comparisons
+from tether.data.prepare import Limit, encode_comparisons
 from tether.judges.local import LocalChat
 from tether.models.cpu import kernels
 from tether.models.heads import ScalarHead
@@ -508,7 +508,7 @@ def supervised(stage):
         return SFT(config, Role(model, "own"), encoder), rows
 
     def encode(count):
-        return encode_comparisons(pairs_of_length(count), encoder, max_length=256, one_turn=True)[0]
+        return encode_comparisons(pairs_of_length(count), encoder, Limit(256), one_turn=True)[0]
 
     if stage == "direct":
         return Direct(DirectConfig(**small), Role(model, "own"), Role(model), encoder), encode

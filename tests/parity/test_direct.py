@@ -13,7 +13,7 @@ import trl
 
 from tether.core.types import Comparison, Feedback, assistant, user
 from tether.data.chat import ChatEncoder
-from tether.data.prepare import encode_comparisons, encode_feedback, mismatched
+from tether.data.prepare import Limit, encode_comparisons, encode_feedback, mismatched
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
 from tether.settings.supervised import DirectConfig, KTOConfig
@@ -45,7 +45,7 @@ def rankings_of(texts):
         Comparison((user(p),), (assistant(c),), (assistant(r),), group=str(n))
         for n, (p, c, r) in enumerate(texts)
     ]
-    return encode_comparisons(rows, ENCODER, 500)[0]
+    return encode_comparisons(rows, ENCODER, Limit(500))[0]
 
 
 def ours(texts, **settings):
@@ -205,7 +205,7 @@ def test_odds_ratio(tmp_path):
 def test_kto(policy, reference, tmp_path):
     """With the same mismatched pairs in one batch; once z0 is clamped at 0, once it is above."""
     rows = [Feedback((user(p),), (assistant(c),), n != 1) for n, (p, c, _) in enumerate(TEXTS)]
-    judged = encode_feedback(rows, ENCODER, 500)[0]
+    judged = encode_feedback(rows, ENCODER, Limit(500))[0]
     weights = {"beta": 0.3, "desirable_weight": 1.0, "undesirable_weight": 2.0}
     stage = KTO(
         KTOConfig(**weights),

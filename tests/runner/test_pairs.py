@@ -23,7 +23,7 @@ from tests.runner.journeys import (
 from tether.core.errors import ConfigError, RewardError, RunError
 from tether.core.rundir import read_json
 from tether.core.types import Comparison, Message, assistant, user
-from tether.data.prepare import encode_comparisons
+from tether.data.prepare import Limit, encode_comparisons
 from tether.data.rows import write_rows
 from tether.data.sources import Quarantine, read
 from tether.judges.cache import CachedModel
@@ -457,7 +457,7 @@ def test_gold_accuracy_is_asked_of_the_true_order(gold_difference):
         (assistant("bad"),),
         metadata={"gold_difference": gold_difference},
     )
-    (ranking,), _ = encode_comparisons([in_true_order(label)], encoder_of(loaded), 64)
+    (ranking,), _ = encode_comparisons([in_true_order(label)], encoder_of(loaded), Limit(64))
     best, worst = (
         loaded.tokenizer.decode(ranking.sequences[side[0]].ids)
         for side in (ranking.chosen, ranking.rejected)

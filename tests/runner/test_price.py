@@ -10,17 +10,23 @@ from tests.runner.journeys import FEW
 import tether
 from tether.cli import app
 from tether.cli.terminal.price import price_lines
+from tether.cli.tools.doctor_run import examine_run
+from tether.core.errors import DataError
 from tether.core.types import Sampling
+from tether.runner.methods.stage import run_stage
 from tether.runner.planning.devices import Device
 from tether.runner.planning.memory import Planner
 from tether.runner.planning.phases import Phase, StagePlan
 from tether.runner.planning.plan import Plan, plan, shape_config
 from tether.runner.planning.sizes import row_sizes
 from tether.runner.planning.speeds import RowSizes
+from tether.runner.prepare import prepare
 from tether.settings.reading import build
 from tether.settings.recipe import Recipe
 from tether.settings.section import Counts, StageWork
 from tether.settings.stages import STAGES
+from tether.watch.report.doubts import doubts
+from tether.watch.report.reading import read_journey
 
 FAST = Device(name="planted", memory=8e9, products=1e12, bandwidth=1e11, gpu=False, dispatch=1e-6)
 SLOW = Device(name="planted", memory=8e9, products=1e8, bandwidth=1e8, gpu=False, dispatch=1e-3)
@@ -57,6 +63,41 @@ def test_prompts_of_another_length_leave_the_measured_answers(tmp_path):
     assert (given.prompt, given.answer) == (1000, measured.answer)
     assert given.longest == (1000, measured.longest[1])
     assert row_sizes(made, ["direct"], measured.prompt)["direct"].answer == measured.answer
+
+
+@pytest.mark.parametrize("too_long", ["leave_out", "truncate"])
+def test_a_plan_counts_the_rows_that_train_by_the_stages_own_code(tmp_path, too_long, caplog):
+    """16 of 40 pairs, of 8 of 20 prompts, are longer than 64 bytes. The stage has the same counts and says
+    the same sentence.
+    """
+    rows = [{**row, "chosen": "y" * (100 if n < 16 else 3)} for n, row in enumerate(PAIRS)]
+    path = tmp_path / "pairs.jsonl"
+    path.write_text(
+        "".join(json.dumps({**r, "rejected": f"no {n}"}) + "\n" for n, r in enumerate(rows)),
+    )
+    how = {"data": {"path": str(path)}, "max_length": 64, "too_long": too_long}
+    made = recipe(tmp_path, direct={**how, "heldout_fraction": 0.0, "prompts_per_update": 64})
+    cut = too_long == "truncate"
+    sizes = row_sizes(made, ["direct"], encoded=True)["direct"]
+    assert (sizes.count, sizes.groups) == ((40, 20) if cut else (24, 12))
+    said = "16 of 40 rows (40%) " + ("are cut" if cut else "do not train")
+    assert [line.count(said) for line in caplog.messages] == [1]
+    (job,) = prepare(made, ["direct"])
+    summary = run_stage(job)
+    assert summary["num_pairs"] == sizes.count and summary["num_prompts"] == sizes.groups
+    assert sum(summary["cut" if cut else "skipped"].values()) == 16
+    # the stage, by its noun, and the page and the doctor by its title
+    stage = caplog.messages[1].partition(": ")[2]
+    assert caplog.messages[0].endswith(stage)
+    assert any(stage in line for line in doubts(read_journey(tmp_path / "run")))
+    found = examine_run(tmp_path / "run")
+    assert [one.message for one in found["dpo"] if one.check == "rows"] == [stage]
+
+
+def test_a_plan_of_rows_of_which_none_trains_says_so(tmp_path):
+    made = recipe(tmp_path, direct={"data": rows_file(tmp_path), "max_length": 8})
+    with pytest.raises(DataError, match=r"none of 40 rows of \[direct\] can be used"):
+        row_sizes(made, ["direct"], encoded=True)
 
 
 def test_updates_and_their_time_by_hand(tmp_path):

@@ -14,7 +14,7 @@ from tether.core.errors import ConfigError, DataError, RunError
 from tether.core.rundir import RunDirectory
 from tether.core.types import Comparison, assistant, user
 from tether.data.chat import ChatEncoder
-from tether.data.prepare import encode_comparisons
+from tether.data.prepare import Limit, encode_comparisons
 from tether.data.sources import split_by_group
 from tether.models.loading import add_adapter
 from tether.models.tiny import tiny_model, tiny_tokenizer
@@ -158,7 +158,7 @@ def test_a_probable_label_counts_both_ways(name):
         ),
     }.items():
         row = dataclasses.replace(row, probability=1.0) if key == "turned" else row
-        rankings, _ = encode_comparisons([row], ENCODER, 500)
+        rankings, _ = encode_comparisons([row], ENCODER, Limit(500))
         losses[key] = stage.pairs(rankings, 1)[0].item()
     assert losses["soft"] == pytest.approx(0.8 * losses["sure"] + 0.2 * losses["turned"], rel=1e-5)
     assert (
@@ -183,7 +183,7 @@ def test_loss_and_gradient_are_the_formula_on_the_plain_model(name, tokens):
     model, reference = tiny_model(0), tiny_model(7)
     expected = plain_loss(model, reference, stage.config, ROWS)
     expected.backward()
-    metrics, gradient = update_of(stage, encode_comparisons(ROWS, ENCODER, 500)[0])
+    metrics, gradient = update_of(stage, encode_comparisons(ROWS, ENCODER, Limit(500))[0])
     assert metrics["loss"] == pytest.approx(expected.item(), rel=1e-5)
     for ours, theirs in zip(gradient, model.parameters(), strict=True):
         torch.testing.assert_close(
@@ -218,11 +218,11 @@ def test_rows_padding_sharing_and_cuts_change_nothing(name, monkeypatch):
     """The same update in any order, one prompt a micro-batch or all, prompts shared or written
     out.
     """
-    rankings, _ = encode_comparisons(ROWS, ENCODER, 500)
+    rankings, _ = encode_comparisons(ROWS, ENCODER, Limit(500))
     settings = SETTINGS[name]
     one, loss, gradient = exactly(make("whole", **settings), rankings)
     others = [
-        exactly(make("whole", **settings), encode_comparisons(ROWS[::-1], ENCODER, 500)[0]),
+        exactly(make("whole", **settings), encode_comparisons(ROWS[::-1], ENCODER, Limit(500))[0]),
         exactly(make("whole", micro_batch_tokens=8, **settings), rankings),
     ]
     monkeypatch.setattr(Role, "document_tokens", lambda self, budget: 0)
@@ -238,7 +238,7 @@ def test_rows_padding_sharing_and_cuts_change_nothing(name, monkeypatch):
 
 def test_before_any_update_the_policy_is_the_reference():
     stage = make(beta=0.5)
-    rankings, _ = encode_comparisons(ROWS, ENCODER, 500)
+    rankings, _ = encode_comparisons(ROWS, ENCODER, Limit(500))
     result = stage.evaluate(rankings)
     assert result["loss"] == pytest.approx(math.log(2), abs=1e-7) and result["margin_mean"] == 0.0
 
@@ -263,7 +263,7 @@ def test_it_learns_what_is_preferred(name, tmp_path):
         **settings,
         optimizer=OptimizerConfig(learning_rate=1e-2 if "ipo" not in name else 2e-3),
     )
-    held = encode_comparisons(split_by_group(preferences(), 0.2, 0)[1], ENCODER, 500)[0]
+    held = encode_comparisons(split_by_group(preferences(), 0.2, 0)[1], ENCODER, Limit(500))[0]
     before = stage.evaluate(held)
     summary = stage.train(preferences(), RunDirectory.open(tmp_path / "run", {}))
     assert summary["heldout_accuracy"]["value"] > 0.9 > before["accuracy"]["value"] + 0.15
@@ -315,7 +315,7 @@ def test_a_reference_asked_beforehand_says_the_same(roles, tmp_path):
         make(roles),
         make(roles, reference_logprobs="precomputed", micro_batch_tokens=100),
     )
-    rankings = encode_comparisons(preferences(), ENCODER, 500)[0]
+    rankings = encode_comparisons(preferences(), ENCODER, Limit(500))[0]
     sequences = [s for ranking in rankings for s in ranking.sequences]
     role = known.likelihoods.reference
     known.likelihoods.begin(sequences, tmp_path / "table.safetensors")
@@ -451,6 +451,7 @@ EFFECTS = {
     "epochs": ({}, {"epochs": 2}),
     "prompts_per_update": ({}, {"prompts_per_update": 8}),
     "max_length": ({}, {"max_length": 14}),
+    "too_long": ({"max_length": 14}, {"max_length": 14, "too_long": "truncate"}),
     "heldout_fraction": ({}, {"heldout_fraction": 0.6}),
     "evaluate_every": ({}, {"evaluate_every": 2}),
     "checkpoint_every": ({}, {"checkpoint_every": 1}),

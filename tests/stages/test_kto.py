@@ -14,7 +14,7 @@ from tether.core.errors import ConfigError, DataError
 from tether.core.rundir import RunDirectory
 from tether.core.types import Feedback, assistant, user
 from tether.data.chat import ChatEncoder
-from tether.data.prepare import cut_rankings, encode_feedback, mismatched
+from tether.data.prepare import Limit, cut_rankings, encode_feedback, mismatched
 from tether.data.sources import read
 from tether.models.loading import add_adapter
 from tether.models.tiny import tiny_model, tiny_tokenizer
@@ -57,7 +57,7 @@ def make(roles="lora", policy=0, reference=7, **settings):
 
 
 def encoded(rows=ROWS, max_length=500):
-    return encode_feedback(rows, ENCODER, max_length)[0]
+    return encode_feedback(rows, ENCODER, Limit(max_length))[0]
 
 
 def plain_logprob(model, sequence):
@@ -244,7 +244,11 @@ def test_comparisons_become_a_verdict_on_each_side(tmp_path):
         {**pair, "chosen": turns},
     ]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    judged, skipped = encode_feedback(list(read(tmp_path / "pairs.jsonl", Feedback)), ENCODER, 500)
+    judged, skipped = encode_feedback(
+        list(read(tmp_path / "pairs.jsonl", Feedback)),
+        ENCODER,
+        Limit(500),
+    )
     assert skipped == {"a response has several turns": 1}
     found = [
         [ENCODER.decode(j.sequences[i].ids[j.sequences[i].prompt_length :]) for i in j.responses]
@@ -374,6 +378,7 @@ EFFECTS = {
     "epochs": 2,
     "prompts_per_update": 4,
     "max_length": 22,
+    "too_long": "truncate",
     "micro_batch_tokens": 64,
     "heldout_fraction": 0.6,
     "evaluate_every": 2,
@@ -388,8 +393,11 @@ def test_every_option_has_an_effect(tmp_path):
     assert EFFECTS.keys() == KTOConfig.model_fields.keys()
     plain = observed(tmp_path / "plain")
     assert observed(tmp_path / "again") == plain
+    long = observed(tmp_path / "long", max_length=22)
     for option, value in EFFECTS.items():
-        assert observed(tmp_path / option, **{option: value}) != plain, option
+        given = {"max_length": 22} if option == "too_long" else {}
+        seen = observed(tmp_path / option, **given, **{option: value})
+        assert seen != (long if given else plain), option
 
 
 @pytest.mark.parametrize(

@@ -481,7 +481,7 @@ def test_labels_by_votes():
     )
     (ranking,), skipped = (
         reward(labels="votes").split(rows).train,
-        reward(labels="votes").split(rows).skipped,
+        reward(labels="votes").split(rows).counts["skipped"],
     )
     assert ranking.probability == (0.625, 0.5, 1.0, 0.8) and not skipped
     with pytest.raises(DataError, match="no comparison has any"):

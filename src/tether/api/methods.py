@@ -229,9 +229,9 @@ def _run(recipe: BaseRecipe, chosen: Sequence[str], on_step: OnStep | None, prog
     console.print(f"[dim]{root}: {done}[/]", highlight=False, soft_wrap=True)
     if recipe.sweep is not None:
         note = f"Each combination is a run: tether.load({str(root / 'sweep')!r} and its name)"
-        console.print(note, highlight=False, soft_wrap=True)
-    elif STAGES[chosen[-1]].makes != "pairs":
-        show_verdict(console, root)
+        console.print(note, soft_wrap=True)
+    elif progress and STAGES[chosen[-1]].makes != "pairs":
+        show_verdict(root)
     return Run(root, chosen[-1])
 
 

@@ -9,7 +9,7 @@ import typer
 from tether.cli.journeys import method_command
 from tether.cli.options import BudgetMinutes, Output, Rows
 from tether.cli.terminal.bars import starting
-from tether.cli.terminal.console import Terminal
+from tether.cli.terminal.console import Terminal, print_line
 from tether.cli.terminal.tables import save, show_table
 from tether.core.errors import ConfigError
 
@@ -86,8 +86,7 @@ def evaluate(
             cells.append(row)
     columns = ["evaluator", "figure", "value [95% interval]", "n"]
     columns += [f"difference from {against}", "same rows"] if against is not None else []
-    console = Terminal()
-    show_table(console, subject, cells, columns)
+    show_table(Terminal(), subject, cells, columns)
     for name, rows in report["left_out"].items():
-        console.print(f"{name}: {rows['count']} rows are left out: {', '.join(rows['reasons'])}")
-    save(console, output, report)
+        print_line(f"{name}: {rows['count']} rows are left out: {', '.join(rows['reasons'])}")
+    save(output, report)

@@ -275,10 +275,10 @@ def reward_bench(
     for name, result in results.items():
         slices = {f"{row['kind']}: {row['name']}": row["accuracy"] for row in result["slices"]}
         show_table(console, name, listing({**result, **slices}))
-        console.print(_seen(result), highlight=False)
-        point = length_warning("bench", name, result)
-        console.print(point, highlight=False, markup=False, end="\n" * bool(point))
-    save(console, output, results)
+        print_line(_seen(result))
+        if point := length_warning("bench", name, result):
+            print_line(point)
+    save(output, results)
 
 
 def _seen(result: Facts) -> str:
@@ -287,14 +287,14 @@ def _seen(result: Facts) -> str:
     count = result["num_pairs"]
     if seen is None:
         return (
-            "[dim]The prompts that this model was trained on are not known. Compare the "
-            "rows with the training data yourself.[/]"
+            "The prompts that this model was trained on are not known. Compare the "
+            "rows with the training data yourself."
         )
     if not seen:
         return "The model was trained on none of these prompts."
     return (
-        f"[bold yellow]{seen:,} pairs have prompts that the model was trained on. The "
-        "figures of these pairs do not hold for new prompts.[/] "
+        f"{seen:,} pairs have prompts that the model was trained on. The "
+        "figures of these pairs do not hold for new prompts. "
         f"accuracy_on_new_prompts is the accuracy on the other pairs ({count:,} pairs "
         "have a better side)."
     )
@@ -365,7 +365,6 @@ def sycophancy(
     show_table(console, title, listing({what: measured[name] for name, what in SYCOPHANCY.items()}))
     left_out = {"left_out": bad.summary()} if bad.count else {}
     save(
-        console,
         output,
         {**{name: estimate.as_dict() for name, estimate in measured.items()}, **left_out},
     )

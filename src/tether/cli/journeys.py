@@ -29,7 +29,7 @@ from tether.cli.options import (
 from tether.cli.recipes import write_recipe
 from tether.cli.terminal.bars import FINISHED, bars, starting
 from tether.cli.terminal.console import Terminal, print_line
-from tether.cli.terminal.tables import point_to, show_table
+from tether.cli.terminal.tables import show_table
 from tether.core.errors import ConfigError, RunError, memory_error
 from tether.settings.reading import as_toml, is_override, packaged_recipes
 from tether.settings.stages import STAGES, by_place, method_stage
@@ -197,8 +197,7 @@ def sweep(
 
         given = sweep_overrides(words or ())
         plain = read_recipe(recipe, [word for word in given if "=" in word])
-        timed = [name for name in plain.policies if name in STAGES]
-        timed = [name for name in timed if "budget" in type(plain.section(name)).model_fields]
+        timed = [n for n in plain.policies if n in STAGES and "budget" in dict(plain.section(n))]
         if budget is not None and not timed:
             raise ConfigError(
                 f"--budget limits the training of each policy, and {recipe} trains "
@@ -279,6 +278,8 @@ def _begin(
 def show_jobs(console: Console, config: BaseRecipe, chosen: Sequence[str] | None = None) -> None:
     """Print the jobs of a recipe and their parts, in the order in which they end."""
     from tether.runner.jobs import combination_folder, expand, job_row, with_parts
+    from tether.settings.sweep import swept
+    from tether.watch.report.numbers import SENTENCES
 
     root = Path(config.run)
     jobs = with_parts(expand(config, chosen))
@@ -288,7 +289,9 @@ def show_jobs(console: Console, config: BaseRecipe, chosen: Sequence[str] | None
         rows = tables.setdefault(combination_folder(job, root), [])
         rows.append((*job_row(job, root), state))
     columns = ("job", "needs", "rows", "folder", "state")
-    console.print(f"{len(jobs)} jobs in {root}", highlight=False)
+    print_line(f"{len(jobs)} jobs in {root}")
+    if [len(v) for k, v in swept(config.sweep or {}).items() if k.endswith("seed")] == [2]:
+        print_line(f"{SENTENCES['sweep']['few-seeds']}.")
     for folder, rows in tables.items():
         title = "" if folder == root else str(folder.relative_to(root))
         show_table(console, title, rows, columns)
@@ -342,11 +345,11 @@ def _stages(
     root = Path(config.run)
     unfinished = {job.name for job in expand(config) if not (job.folder / "summary.json").is_file()}
     left = [name for name in config.stages if config.repeat or name in unfinished]
-    if not set(chosen) & set(left):
-        point_to(console, f"{root}", FINISHED)
+    if {*chosen} <= {*config.stages} - {*left}:
+        print_line(f"{root}: {FINISHED}")
     elif config.sweep is not None:
         show_jobs(console, config, chosen)
-        console.print("The times below are for one combination.", highlight=False)
+        print_line("The times below are for one combination.")
     try:
         with bars(console, names=config.titles) as announce:
             results, page = start_run(
@@ -358,7 +361,7 @@ def _stages(
                 checked=partial(announce_price, config, chosen, announce),
             )
     except WaitingError as waiting:
-        console.print(str(waiting), markup=False, highlight=False, soft_wrap=True)
+        print_line(str(waiting))
         return
     except (MemoryError, RuntimeError) as error:
         if (wanting := memory_error(error)) is None:
@@ -366,8 +369,8 @@ def _stages(
         raise RunError(f"out of memory: {wanting}. {_smaller(config, chosen)}") from error
     if config.sweep is not None:
         show_sweep(console, root)
-        point_to(console, "Folders of the combinations, each with its own report", root / "sweep")
-        point_to(console, "Report on all runs", page)
+        print_line(f"Folders of the combinations, each with its own report: {root / 'sweep'}")
+        print_line(f"Report on all runs: {page}")
         return
     if "evaluate" in chosen:
         show_run(console, root)
@@ -376,13 +379,13 @@ def _stages(
         for name in chosen:
             how = to_judge(root) if [name] == last else ""
             show_stage(console, root / name, results[name], how)
-    point_to(console, "Report", page)
+    print_line(f"Report: {page}")
     waiting = [name for name in left if name not in chosen]
     again = []
     if waiting and given[:1] == ["run"]:
         words = [word for word in given[2:] if "=" in word]
         again = ["tether", "run", given[1], waiting[0], *words]
-    show_next(console, root, chosen, again)
+    show_next(root, chosen, again)
 
 
 def _smaller(config: BaseRecipe, chosen: list[str]) -> str:

@@ -10,8 +10,8 @@ import typer
 
 from tether.cli import options
 from tether.cli.terminal.bars import bars
-from tether.cli.terminal.console import Terminal
-from tether.cli.terminal.tables import point_to, save, show_table
+from tether.cli.terminal.console import Terminal, print_line
+from tether.cli.terminal.tables import save, show_table
 from tether.core.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -113,12 +113,12 @@ def judge_pairs(
         # the last is that of all files
         show_agreement(console, name, result, warn=place == len(results))
     usage = dict(chat.usage())
-    show_usage(console, usage)
+    show_usage(usage)
     figures = {"judge": pair_judge.name, "rubric": judging.rubric, "files": results}
-    save(console, judging.report, {**figures, "usage": usage})
+    save(judging.report, {**figures, "usage": usage})
     if judging.output:
         write_rows(judging.output, labels)
-        point_to(console, f"{len(labels):,} labels", judging.output)
+        print_line(f"{len(labels):,} labels: {judging.output}")
 
 
 @options.grouped
@@ -180,7 +180,7 @@ def duel_models(
             seed=answers.seed,
             announce=announce,
         )
-    show_conclusion(console, duel_verdict(figures), duel_rods(figures).lines())
+    show_conclusion(duel_verdict(figures), duel_rods(figures).lines())
     columns, wins = result_table(figures)
     show_table(console, f"{' against '.join(models)}, judged by {pair_judge.name}", wins, columns)
     show_table(console, "", place_rows(figures), PLACES)
@@ -188,14 +188,14 @@ def duel_models(
     asked_once = [("repeated prompts, asked once", f"{repeated:,}")] if repeated else []
     show_table(console, "", [*fact_rows(figures), *asked_once])
     usage = dict(pair_judge.model.usage())
-    show_usage(console, usage)
-    save(console, report, {**figures, **left_out, "usage": usage})
+    show_usage(usage)
+    save(report, {**figures, **left_out, "usage": usage})
     if output:
         write_rows(output, rows)
-        point_to(console, f"{len(rows):,} pairs of answers", output)
+        print_line(f"{len(rows):,} pairs of answers: {output}")
     if page:
         write_duel(page, figures, rows)
-        point_to(console, "Page", page)
+        print_line(f"Page: {page}")
 
 
 @options.grouped
@@ -267,11 +267,11 @@ def constitution(
         if labels:
             write_rows(comparisons, labels)
     show_table(console, "critique and revision", rows)
-    show_usage(console, chat.usage())
+    show_usage(chat.usage())
     if not made:
         why = "; ".join(f"{reason} ({count})" for reason, count in failed.most_common(3))
         raise DataError(f"no prompt of {len(questions)} gave a demonstration: {why}")
-    point_to(console, "Demonstrations", output)
+    print_line(f"Demonstrations: {output}")
 
 
 def _labelled(

@@ -9,7 +9,7 @@ import typer
 from tether.cli.journeys import show_jobs
 from tether.cli.options import Overrides, RecipeArgument
 from tether.cli.terminal.bars import starting
-from tether.cli.terminal.console import Terminal
+from tether.cli.terminal.console import Terminal, print_line
 from tether.cli.terminal.tables import show_table
 
 if TYPE_CHECKING:
@@ -72,13 +72,13 @@ def plan(
         if gpu_memory is None and gpu is None
         else devices.gpu(gpu_memory, gpu)
     )
-    sizes = row_sizes(config, config.stages, prompt_tokens)
+    sizes = row_sizes(config, config.stages, prompt_tokens, encoded=True)
     usual = prompt_tokens or 128
     if device.gpu:
         config = sized(config, config.stages, device, sizes, shape=shape, prompt_tokens=usual)
     made = planner.plan(config, device, shape=shape, prompt_tokens=usual, sizes=sizes)
     _show_plan(console, config, made)
-    _print_verdict(console, made)
+    _print_verdict(made)
     if not made.fits:
         raise SystemExit(1)
 
@@ -101,19 +101,16 @@ def _show_plan(console: Console, config: BaseRecipe, made: Plan) -> None:
         ("stage", "learning\nrate", "phase", "GB", "most of it", "s/update"),
     )
     for line in price_lines(config, made):
-        console.print(line, highlight=False, markup=False)
+        print_line(line)
     for job in expand(config):
         if job.kind.makes == "verdict" and job.round in (None, 1) and (shared := overlap_of(job)):
-            console.print(shared, highlight=False, markup=False)
+            print_line(shared)
     if device.gpu:
         shares = (
             f"{devices.EFFICIENCY} of the peak speed and {devices.DECODING_EFFICIENCY} "
             "of the bandwidth in the data sheet"
         )
-        console.print(
-            f"Times on a GPU are estimates. They assume {shares}, and the host of an H100.",
-            highlight=False,
-        )
+        print_line(f"Times on a GPU are estimates. They assume {shares}, and the host of an H100.")
 
 
 def _phase_row(stage: StagePlan, phase: Phase) -> tuple[str, ...]:
@@ -130,17 +127,17 @@ def _phase_row(stage: StagePlan, phase: Phase) -> tuple[str, ...]:
     )
 
 
-def _print_verdict(console: Console, made: Plan) -> None:
+def _print_verdict(made: Plan) -> None:
     """Print that the plan fits the device's memory, or the changes that would help."""
     memory = made.device.memory
     if made.fits:
-        console.print(f"The recipe fits: {made.peak / 1e9:.1f} GB of {memory / 1e9:.0f}.")
+        print_line(f"The recipe fits: {made.peak / 1e9:.1f} GB of {memory / 1e9:.0f}.")
         return
-    console.print(
+    print_line(
         f"The recipe does not fit: {made.peak / 1e9:.1f} GB are needed, "
         f"{memory / 1e9:.0f} are available. Each of these "
         "changes lowers the peak:",
     )
     for change, peak in made.advice:
         verdict = "fits" if peak <= memory else "not enough by itself"
-        console.print(f"  {change}: {peak / 1e9:.1f} GB, {verdict}", markup=False, highlight=False)
+        print_line(f"  {change}: {peak / 1e9:.1f} GB, {verdict}")

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from tether.cli.annotators import guidelines, invite, lock_out, serve
 from tether.cli.import_export import export_from, import_into
@@ -111,12 +110,8 @@ def agree(
         ("annotator", "judged", "accuracy", "with others", "gold", "left", "median seconds"),
     )
     for suspect in suspects:
-        console.print(
-            f"[yellow]{escape(suspect.annotator)}[/]: {suspect.reason} (p = {suspect.p_value:.2g})",
-            highlight=False,
-        )
+        print_line(f"{suspect.annotator}: {suspect.reason} (p = {suspect.p_value:.2g})")
     save(
-        console,
         output,
         {
             **report,
@@ -293,7 +288,7 @@ def correct(
         print_line(f"{aside.count:,} pairs are left out: {aside.top_reasons()}")
     if idle := len(rows) - sum(one["pairs"] for one in contests):
         print_line(f"{idle:,} pairs without a verdict, or without both models, are left out")
-    save(Terminal(), output, {"contests": contests, "left_out": aside.summary()})
+    save(output, {"contests": contests, "left_out": aside.summary()})
 
 
 def _seconds(seconds: float | None) -> str:

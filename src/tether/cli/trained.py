@@ -196,27 +196,26 @@ def export_result(
             "--private has no effect without --push owner/name. Add --push, or remove --private",
         )
     hub = open_hub(push) if push else None
-    console = Terminal(soft_wrap=True, highlight=False)
     with starting("loading, writing and loading again"):
         how = {"adapter": adapter, "dtype": dtype, "shard_size": shard_size, "gguf": gguf}
         made = export_model(source, output, **how)
-    console.print(f"{made['kind']} of {made['source']}: {made['folder']}")
-    console.print(read_again(made["kind"], made["difference"]))
+    print_line(f"{made['kind']} of {made['source']}: {made['folder']}")
+    print_line(read_again(made["kind"], made["difference"]))
     if gguf:
-        console.print(f"{output}/gguf: rounding changes at most {made['gguf']:.2g} nats a token.")
+        print_line(f"{output}/gguf: rounding changes at most {made['gguf']:.2g} nats a token.")
     if made["constant"]:
-        console.print(
+        print_line(
             f"The scores of the exported model lack a constant of "
             f"{made['constant']:.6g}, which tether adds again. Differences "
             "between scores are right.",
         )
     if not made["same_ids"]:
-        console.print(
-            "[yellow]If a program tokenizes the whole text of the chat template at "
+        print_line(
+            "If a program tokenizes the whole text of the chat template at "
             "once, some token ids differ from those in training.",
         )
     if push and hub:
-        console.print(f"Uploaded to {push_folder(hub, output, push, private=private)}")
+        print_line(f"Uploaded to {push_folder(hub, output, push, private=private)}")
 
 
 def engine(

@@ -64,12 +64,12 @@ def watch(
         if moves(console):
             _watch_screen(console, followed)
         else:
-            _watch_lines(console, followed)
+            _watch_lines(followed)
     except KeyboardInterrupt:
         return
     state = followed.condition
     if state is not Condition.RUNNING:
-        console.print(f"{root}: {state}. {MEANS[state]}", markup=False, soft_wrap=True)
+        print_line(f"{root}: {state}. {MEANS[state]}")
 
 
 def _watch_screen(console: Terminal, followed: FollowedRun) -> None:
@@ -80,18 +80,13 @@ def _watch_screen(console: Terminal, followed: FollowedRun) -> None:
             live.update(_screen(followed, console.height), refresh=True)
 
 
-def _watch_lines(console: Terminal, followed: FollowedRun) -> None:
+def _watch_lines(followed: FollowedRun) -> None:
     """Print a line a step: of what was there before, the last step alone."""
     rows = [(stage, stage.last)] if (stage := followed.active) else []
     followed.fresh = []
     while True:
         for stage, row in rows:
-            console.print(
-                _line(followed, stage, row),
-                markup=False,
-                highlight=False,
-                soft_wrap=True,
-            )
+            print_line(_line(followed, stage, row))
         if not _goes_on(followed):
             return
         time.sleep(EVERY)

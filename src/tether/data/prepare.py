@@ -11,17 +11,18 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import accumulate
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from tether.core.errors import DataError
 from tether.core.left_out import left_out_words, too_long
 from tether.core.protocols import now_doing
-from tether.core.types import Comparison, Feedback
+from tether.core.types import Comparison, Demonstration, Feedback, Json
 from tether.data.batches import cut_together
 from tether.data.chat import ChatEncoder, Encoded
 from tether.data.sources import group_of, split_by_group
+from tether.settings.learner import SupervisedConfig
+from tether.settings.supervised import DirectConfig, KTOConfig, SFTConfig
 
 _LOG = logging.getLogger("tether.data")
 Row = TypeVar("Row")
@@ -31,43 +32,50 @@ Encoding = tuple[list[Prepared], dict[str, int]]
 
 
 class Split(NamedTuple, Generic[Prepared]):
-    """Rows to train on, rows of held-out prompts, how many were left out by reason, and how many of
-    those were ties held out.
+    """Rows to train on, rows of held-out prompts, by reason how many were left out (`skipped`) and
+    how many `cut`, as a summary has them, and how many of the former were ties held out.
     """
 
     train: Sequence[Prepared]
     test: Sequence[Prepared]
-    skipped: dict[str, int]
+    counts: Json
     heldout_ties: int = 0
 
 
 def encoded_split(
-    rows: Sequence[Row],
-    encode: Callable[[Sequence[Row]], Encoding[Prepared]],
-    heldout_fraction: float,
-    seed: int,
+    rows: Sequence,
+    config: SupervisedConfig,
+    encoder: ChatEncoder,
+    section: str,
     noun: str,
-) -> Split[Prepared]:
+) -> Split:
     """Hold out whole prompts, then encode both parts.
 
     Args:
+        section: of the recipe, for the name of its key.
         noun: the word for rows in the error.
 
     Raises:
         DataError: nothing is left to train on.
     """
     now_doing(f"encoding {len(rows)} {noun}")
-    parts = split_by_group(rows, heldout_fraction, seed)
-    (train, skipped), (test, more) = map(encode, parts)
+    if dict(config).get("labels") == "votes":
+        rows = by_votes(rows)
+    limit = limit_of(encoder, config, section)
+    (train, skipped), (test, more) = (
+        encode(part, config, encoder, limit)
+        for part in split_by_group(rows, config.heldout_fraction, config.seed)
+    )
     reasons = dict(Counter(skipped) + Counter(more))
     if not train:
         raise DataError(
             f"none of {len(rows)} {noun} can be used for training: {reasons or 'there are none'}",
         )
-    if words := left_out_words(reasons, len(rows)):
+    counts = {"skipped": reasons} | ({"cut": dict(limit.cut)} if limit.cut else {})
+    if words := left_out_words(counts, len(rows)):
         _LOG.warning("%s: %s", noun, words)
-    warn_without_held_out(len(test), heldout_fraction, noun)
-    return Split(train, test, reasons, more.get("tie", 0))
+    warn_without_held_out(len(test), config.heldout_fraction, noun)
+    return Split(train, test, counts, more.get("tie", 0))
 
 
 def warn_without_held_out(num_held_out: int, fraction: float, noun: str) -> None:
@@ -94,34 +102,41 @@ def encode_rows(rows: Iterable[Row], encode: Callable[[Row], Prepared]) -> Encod
 
 
 class Limit(NamedTuple):
-    """The most tokens that a row may have, and the key that says so; empty for the model's
-    context.
+    """The most tokens that a row may have, the key that says so (empty for the model's context),
+    and the number of rows that were cut there, by reason. None: longer rows are left out.
     """
 
     tokens: int
-    key: str
+    key: str = ""
+    cut: Counter[str] | None = None
 
 
-def limit_of(encoder: ChatEncoder, max_length: int, option: str) -> Limit:
-    """The smaller one of a stage's `max_length`, the setting `option`, and the model's context."""
-    if encoder.context_length < max_length:
-        return Limit(encoder.context_length, "")
-    return Limit(max_length, option)
+def limit_of(encoder: ChatEncoder, config: SupervisedConfig, section: str) -> Limit:
+    """The smaller one of a section's `max_length` and the model's context."""
+    cut = Counter[str]() if dict(config).get("too_long") == "truncate" else None
+    if encoder.context_length < config.max_length:
+        return Limit(encoder.context_length, "", cut)
+    return Limit(config.max_length, f"{section}.max_length", cut)
 
 
-def within(sequence: Encoded, limit: Limit) -> Encoded:
-    """The sequence, if the limit holds it.
+def within(sequences: Sequence[Encoded], limit: Limit) -> list[Encoded]:
+    """The sequences of a row, cut after the limit's last token where rows are cut; no stop token is
+    put there. Those of which no token that counts is left are left out.
 
     Raises:
-        DataError: it is longer; the error names the limit.
+        DataError: one is longer, and rows are left out; or nothing that counts would be left. The
+            error names the limit.
     """
-    if len(sequence) > limit.tokens:
-        raise DataError(
-            too_long(len(sequence), *limit)
-            if limit.key
-            else f"longer than the model's context of {limit.tokens} tokens",
-        )
-    return sequence
+    longest = max(map(len, sequences))
+    if longest <= limit.tokens:
+        return [*sequences]
+    reason = too_long(longest, limit.tokens, limit.key)
+    parts = [Encoded(s.ids[: limit.tokens], s.trained[: limit.tokens]) for s in sequences]
+    left = [part for part in parts if part.num_trained]
+    if limit.cut is None or not left:
+        raise DataError(reason)
+    limit.cut[reason] += 1
+    return left
 
 
 def by_prompt(
@@ -215,11 +230,42 @@ def by_votes(comparisons: Sequence[Comparison]) -> list[Comparison]:
     ]
 
 
+def encode(
+    rows: Sequence,
+    config: SupervisedConfig,
+    encoder: ChatEncoder,
+    limit: Limit,
+) -> Encoding:
+    """Rows of a stage in tokens, as its settings have them, and how many others there were, by
+    reason.
+    """
+    if isinstance(config, SFTConfig):
+        return encode_demonstrations(rows, encoder, limit, config.train_on)
+    if isinstance(config, KTOConfig):
+        return encode_feedback(rows, encoder, limit)
+    return encode_comparisons(rows, encoder, limit, isinstance(config, DirectConfig))
+
+
+def encode_demonstrations(
+    rows: Sequence[Demonstration],
+    encoder: ChatEncoder,
+    limit: Limit,
+    train_on: Literal["all", "last"] = "all",
+) -> Encoding[Encoded]:
+    """The sequences of all rows; a row has several where the template renders its earlier replies
+    differently later.
+    """
+    encoded, skipped = encode_rows(
+        rows,
+        lambda row: within(encoder.conversations(row.messages, train_on), limit),
+    )
+    return [sequence for sequences in encoded for sequence in sequences], skipped
+
+
 def encode_comparisons(
     comparisons: Sequence[Comparison],
     encoder: ChatEncoder,
-    max_length: int,
-    option: str = "max_length",
+    limit: Limit,
     one_turn: bool = False,
 ) -> Encoding[Ranking]:
     """Comparisons gathered by prompt, each distinct response encoded once; ties and unusable rows
@@ -228,12 +274,9 @@ def encode_comparisons(
     The likelier side comes first, whatever the source called it.
 
     Args:
-        max_length: longer responses are left out; the reason names `option`, the setting of this
-            length.
         one_turn: leave out pairs whose sides go on for several turns, of which only the last would
             count.
     """
-    limit = limit_of(encoder, max_length, option)
 
     def encode(row: Comparison) -> tuple[str, list[Encoded], tuple[float, float]]:
         if row.tie:
@@ -241,12 +284,14 @@ def encode_comparisons(
         if one_turn and max(len(row.chosen), len(row.rejected)) > 1:
             raise DataError("a side has several turns")
         row = row if row.probability >= 0.5 else row.swap()
-        sides = [
-            encoder.conversation((*row.prompt, *side), "last")
-            for side in (row.chosen, row.rejected)
-        ]
-        within(max(sides, key=len), limit)
-        if sides[0].ids == sides[1].ids:
+        sides = within(
+            [
+                encoder.conversation((*row.prompt, *side), "last")
+                for side in (row.chosen, row.rejected)
+            ],
+            limit,
+        )
+        if len({side.ids for side in sides}) < 2:
             raise DataError("both sides are the same tokens")
         return group_of(row), sides, (row.probability, abs(row.margin or 0.0))
 
@@ -298,23 +343,17 @@ def cut_rankings(
 def encode_feedback(
     rows: Sequence[Feedback],
     encoder: ChatEncoder,
-    max_length: int,
-    option: str = "max_length",
+    limit: Limit,
 ) -> Encoding[JudgedPrompt]:
     """Verdicts gathered by prompt, each distinct response encoded once; unusable rows are counted
     by reason.
-
-    Args:
-        max_length: longer responses are left out; the reason names `option`, the setting of this
-            length.
     """
-    limit = limit_of(encoder, max_length, option)
 
     def encode(row: Feedback) -> tuple[str, list[Encoded], tuple[bool]]:
         if len(row.response) > 1:
             raise DataError("a response has several turns")
         sequence = encoder.conversation((*row.prompt, *row.response), "last")
-        return group_of(row), [within(sequence, limit)], (row.desirable,)
+        return group_of(row), within([sequence], limit), (row.desirable,)
 
     responses, skipped = encode_rows(rows, encode)
     return [JudgedPrompt(*columns) for columns in by_prompt(responses)], skipped
@@ -322,11 +361,8 @@ def encode_feedback(
 
 def prepare_feedback(
     rows: Sequence[Feedback],
+    config: KTOConfig,
     encoder: ChatEncoder,
-    max_length: int,
-    option: str,
-    heldout_fraction: float,
-    seed: int,
 ) -> Split[JudgedPrompt]:
     """Verdicts to train on and verdicts on held-out prompts, with how many were left out, by
     reason.
@@ -335,8 +371,7 @@ def prepare_feedback(
         DataError: nothing is left to train on, all of it is of one class, or it is about a single
             prompt.
     """
-    encode = partial(encode_feedback, encoder=encoder, max_length=max_length, option=option)
-    split = encoded_split(rows, encode, heldout_fraction, seed, "judged responses")
+    split = encoded_split(rows, config, encoder, "kto", "judged responses")
     kinds = {verdict for judged in split.train for verdict in judged.desirable}
     if len(kinds) == 1:
         raise DataError(

@@ -20,7 +20,7 @@ from tether.core.types import Conversation, StepLabels, assistant
 from tether.data.batches import TokenBatch
 from tether.data.chat import ChatEncoder, Encoded
 from tether.data.formats.fields import missing, number, sequence
-from tether.data.prepare import Encoding, encode_rows, limit_of, within
+from tether.data.prepare import Encoding, Limit, encode_rows, within
 from tether.data.sources import group_of
 
 Target = Literal["process", "outcome"]
@@ -211,18 +211,13 @@ class StepEncoder:
 def encode_solutions(
     rows: Sequence[StepLabels],
     encoder: StepEncoder,
-    max_length: int,
-    option: str,
+    limit: Limit,
 ) -> Encoding[Solution]:
-    """The usable rows encoded, and the others counted by reason; that of too long ones names
-    `option`, the setting.
-    """
-
-    limit = limit_of(encoder.encoder, max_length, option)
+    """The usable rows encoded, and the others counted by reason."""
 
     def encode(row: StepLabels) -> Solution:
         solution = encoder.encode(row)
-        within(solution.sequence, limit)
+        within([solution.sequence], limit)
         return solution
 
     return encode_rows(rows, encode)

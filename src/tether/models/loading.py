@@ -133,8 +133,8 @@ def load_model(config: ModelConfig, *, seed: int = 0, on_host: bool = False) -> 
         # grouped products count the tokens of experts by a kernel without an order
         model.set_experts_implementation("eager")
     model.recompute = config.recompute
-    speech = read_speech(source)
-    stop_ids = _stop_ids(config, tokenizer, model.generation_config, speech)
+    generation = model.generation_config
+    stop_ids, template, system_prompt = speech_of(config, tokenizer, generation, source)
     rows = Role(model).vocabulary
     if not stop_ids:
         raise ModelError(
@@ -150,7 +150,6 @@ def load_model(config: ModelConfig, *, seed: int = 0, on_host: bool = False) -> 
             "Model and tokenizer do not belong together: take both from one place.",
         )
     model.num_tokens = min(rows, 1 + max(tokenizer.get_vocab().values()))
-    template = _template(config)
     _check_template(source, tokenizer, template)
     # of the weights before they are packed into 4 bits
     digest = weights_digest(model.state_dict())
@@ -163,9 +162,6 @@ def load_model(config: ModelConfig, *, seed: int = 0, on_host: bool = False) -> 
         fold_in(model)
     if config.quantize:
         quantize(model, device)
-    system_prompt = (
-        speech["system_prompt"] if speech and config.system_prompt is None else config.system_prompt
-    )
     return LoadedModel(
         config=config,
         model=model,
@@ -195,6 +191,26 @@ def check_model(config: ModelConfig) -> None:
     if config.stop_tokens and (is_local or config.source == TINY):
         _stop_ids(config, tokenizer, None, None)
     _check_template(config.source, tokenizer, _template(config))
+
+
+def speech_of(
+    config: ModelConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    generation: object,
+    source: str,
+) -> tuple[tuple[int, ...], str | None, str | None]:
+    """The ids that end a turn, the template and the system message of a model under these settings.
+
+    Args:
+        generation: a configuration with the model's own `eos_token_id`.
+    """
+    speech = read_speech(source)
+    system = speech["system_prompt"] if speech else None
+    return (
+        _stop_ids(config, tokenizer, generation, speech),
+        _template(config),
+        system if config.system_prompt is None else config.system_prompt,
+    )
 
 
 def _template(config: ModelConfig) -> str | None:

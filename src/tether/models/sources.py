@@ -38,7 +38,7 @@ def check_model_source(config: ModelConfig) -> None:
     if not looks_local and not named:
         raise ConfigError(
             f"model source {source!r} is neither an existing folder, nor a hub id like "
-            f"owner/name, nor one of the packages {', '.join(packages)}, nor `tiny`. "
+            f"owner/name, nor one of the packages {', '.join(packages)}, nor `tiny`."
             f"{near_model(source)}",
         )
 
@@ -47,4 +47,5 @@ def near_model(source: str) -> str:
     """Suggestion for a missing source: a model with a similar name, or a run nearby."""
     models = {TINY: TINY, "gpt2": "openai-community/gpt2"}
     near = difflib.get_close_matches(source, models, n=1, cutoff=0.5)
-    return did_you_mean([models[name] for name in near]) or nearby(Path(source))
+    meant = did_you_mean([models[name] for name in near])
+    return f" D{meant[1:]}" if meant else f" {nearby(Path(source))}".rstrip()

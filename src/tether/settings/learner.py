@@ -115,11 +115,6 @@ class OptimizerConfig(Config):
         description="updates that may be left out as not finite; one more is an error",
     )
 
-    @property
-    def counts_updates(self) -> bool:
-        """True if the rate of an update depends on the number of all updates."""
-        return self.schedule != "constant" or self.warmup_fraction > 0
-
     def faults(self) -> Iterator[str]:
         if not all(0 <= b < 1 for b in self.betas):
             yield f"optimizer.betas must lie in [0, 1), got {self.betas}"
@@ -192,6 +187,15 @@ class SupervisedConfig(TrainedConfig):
     seed: int = Field(default=0, description="of the order of rows and of what is held out")
 
 
+TooLong = Annotated[
+    Literal["leave_out", "truncate"],
+    Field(
+        description="of rows beyond max_length: left out, or cut there without a stop token; both "
+        "are counted",
+    ),
+]
+
+
 class PreferenceConfig(SupervisedConfig):
     """The settings that the stages on several responses to a prompt share."""
 
@@ -211,6 +215,7 @@ class PreferenceConfig(SupervisedConfig):
 class ReferencedConfig(PreferenceConfig):
     """The settings that the stages share which compare a policy with its frozen reference."""
 
+    too_long: TooLong = "leave_out"
     reference_logprobs: Literal["each_update", "precomputed"] = Field(
         default="each_update",
         description="ask the reference in every update, or once before training, after which it can go",

@@ -13,6 +13,7 @@ from pydantic import (
 )
 
 from tether.core.errors import ConfigError, MissingFileError
+from tether.core.rundir import nearby
 from tether.core.types import Json
 from tether.settings.config import RECIPE, Config, ConfigT
 from tether.settings.messages import explain
@@ -221,7 +222,9 @@ def packaged_recipe(name: str) -> Path:
             f"Packaged recipes: {names}; or give the path of a .toml file. A model needs a method "
             f"and rows: tether sft {name:.80} ROWS."
         )
-        raise MissingFileError(f"no recipe named {name!r:.80}{_near(name)}. {advice}")
+        raise MissingFileError(
+            f"no recipe named {name!r:.80}{_near(name)}. {advice} {nearby(Path(name[:200]))}".rstrip(),
+        )
     return recipes[name]
 
 

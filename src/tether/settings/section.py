@@ -74,6 +74,11 @@ class DataConfig(Config):
             for p in given
         )
 
+    @property
+    def on_hub(self) -> bool:
+        """True if some of the rows have to be fetched."""
+        return any(path.startswith("hub:") for path in self.paths)
+
     @model_validator(mode="after")
     def _check(self) -> DataConfig:
         for path in self.paths:

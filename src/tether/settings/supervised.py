@@ -9,7 +9,13 @@ from pydantic import Field
 
 from tether.core.types import Comparison, Demonstration, Feedback, StepLabels
 from tether.settings.config import Config
-from tether.settings.learner import MicroBatchTokens, Rates, ReferencedConfig, SupervisedConfig
+from tether.settings.learner import (
+    MicroBatchTokens,
+    Rates,
+    ReferencedConfig,
+    SupervisedConfig,
+    TooLong,
+)
 from tether.settings.model import LoraConfig
 from tether.settings.needs import Needs
 from tether.settings.section import OFFLOAD, OwnLora, RowsSection, SteadyLora
@@ -27,6 +33,7 @@ class SFTConfig(SupervisedConfig):
         default="all",
         description="all assistant turns of a conversation, or its last",
     )
+    too_long: TooLong = "leave_out"
     epochs: int = Field(default=2, ge=1, description="passes over the demonstrations")
     batch_size: int = Field(default=16, ge=1, description="conversations per update")
     row_tokens: int = Field(

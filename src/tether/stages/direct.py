@@ -25,7 +25,6 @@ from tether.data.chat import ChatEncoder
 from tether.data.prepare import (
     Ranking,
     Split,
-    encode_comparisons,
     encoded_split,
     pairs_of,
     sequences_of,
@@ -183,22 +182,8 @@ class Direct:
         Raises:
             DataError: no comparison can be used.
         """
-        config, option = self.config, "direct.max_length"
-        encode = partial(
-            encode_comparisons,
-            encoder=self.encoder,
-            max_length=config.max_length,
-            option=option,
-            one_turn=True,
-        )
-        split = encoded_split(
-            comparisons,
-            encode,
-            config.heldout_fraction,
-            config.seed,
-            "comparisons",
-        )
-        return {**self.fit(split, run, progress), "skipped": split.skipped}
+        split = encoded_split(comparisons, self.config, self.encoder, "direct", "comparisons")
+        return {**self.fit(split, run, progress), **split.counts}
 
     def fit(
         self,

@@ -160,14 +160,7 @@ class KTO:
                 prompt.
         """
         start, config = time.perf_counter(), self.config
-        split = prepare_feedback(
-            rows,
-            self.encoder,
-            config.max_length,
-            "kto.max_length",
-            config.heldout_fraction,
-            config.seed,
-        )
+        split = prepare_feedback(rows, config, self.encoder)
         plan = _without_lone_prompts(
             plan_updates(len(split.train), config.prompts_per_update, config.epochs, config.seed),
         )
@@ -187,7 +180,7 @@ class KTO:
             **balance,
             "num_prompts": len(split.train),
             "num_heldout": sum(len(row.responses) for row in split.test),
-            "skipped": split.skipped,
+            **split.counts,
             **loop.summary(start),
         }
 

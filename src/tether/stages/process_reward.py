@@ -22,7 +22,7 @@ from tether.core.rundir import RunDirectory, write_json
 from tether.core.types import Json, StepLabels
 from tether.data.batches import batches_for, cut_batches, make_batch
 from tether.data.chat import ChatEncoder
-from tether.data.prepare import Split, warn_without_held_out
+from tether.data.prepare import Split, limit_of, warn_without_held_out
 from tether.data.sources import split_by_group
 from tether.data.steps import Solution, StepEncoder, encode_solutions, step_states
 from tether.evaluation.process import compare_with_chance
@@ -184,12 +184,8 @@ class ProcessRewardModeling:
         why others were left out.
         """
         config = self.config
-        solutions, skipped = encode_solutions(
-            rows,
-            self.encoder,
-            config.max_length,
-            "process.max_length",
-        )
+        limit = limit_of(self.encoder.encoder, config, "process")
+        solutions, skipped = encode_solutions(rows, self.encoder, limit)
         rest, test = split_by_group(solutions, config.heldout_fraction, config.seed)
         train, calibration = split_by_group(rest, config.calibration_fraction, config.seed + 1)
         if not train:

@@ -30,10 +30,10 @@ from tether.data.prepare import (
     Pairs,
     Ranking,
     Split,
-    by_votes,
     cut_rankings,
     encode_comparisons,
     encoded_split,
+    limit_of,
     pairs_of,
     sequences_of,
 )
@@ -233,14 +233,7 @@ class RewardModeling:
 
     def split(self, comparisons: Sequence[Comparison]) -> Split[Ranking]:
         """Comparisons encoded and parted by prompt; the same for every order of training."""
-        rows = by_votes(comparisons) if self.config.labels == "votes" else comparisons
-        return encoded_split(
-            rows,
-            self.rankings,
-            self.config.heldout_fraction,
-            self.config.seed,
-            "comparisons",
-        )
+        return encoded_split(comparisons, self.config, self.encoder, "reward", "comparisons")
 
     def fit(
         self,
@@ -278,7 +271,7 @@ class RewardModeling:
             "num_prompts": len(train),
             "num_pairs": sum(len(r.chosen) for r in train),
             "num_heldout_pairs": sum(len(r.chosen) for r in split.test),
-            "skipped": split.skipped,
+            **split.counts,
             **({"kept_states_gb": self.frozen.gigabytes} if self.frozen else {}),
             **loop.summary(start),
         }
@@ -312,12 +305,8 @@ class RewardModeling:
 
     def rankings(self, comparisons: Sequence[Comparison]) -> tuple[list[Ranking], dict[str, int]]:
         """Comparisons gathered by prompt and encoded; what cannot be used is counted by reason."""
-        return encode_comparisons(
-            comparisons,
-            self.encoder,
-            self.config.max_length,
-            "reward.max_length",
-        )
+        limit = limit_of(self.encoder, self.config, "reward")
+        return encode_comparisons(comparisons, self.encoder, limit)
 
     def micro_batches(self, rankings: Sequence[Ranking]) -> list[list[Ranking]]:
         """Rankings that go through the model together."""

@@ -16,7 +16,7 @@ from tether.core.rundir import RunDirectory
 from tether.core.types import Demonstration, Json
 from tether.data.batches import TokenBatch, document_length, documents_of, make_batch, pack
 from tether.data.chat import ChatEncoder, Encoded
-from tether.data.prepare import Encoding, encode_rows, encoded_split, limit_of, within
+from tether.data.prepare import encoded_split
 from tether.models.trunk import Role
 from tether.settings.supervised import SFTConfig
 from tether.stages.learner.loop import plan_updates
@@ -107,13 +107,7 @@ class SFT:
             DataError: no demonstration can be used.
         """
         start, config = time.perf_counter(), self.config
-        split = encoded_split(
-            demonstrations,
-            self._encode,
-            config.heldout_fraction,
-            config.seed,
-            "demonstrations",
-        )
+        split = encoded_split(demonstrations, config, self.encoder, "sft", "demonstrations")
         plan = plan_updates(len(split.train), config.batch_size, config.epochs, config.seed)
         self.heldout = split.test
         before = self.evaluate(split.test)["loss"] if split.test else None
@@ -133,17 +127,5 @@ class SFT:
             "best_update": loop.best_update,
             "num_train": len(split.train),
             "num_heldout": len(split.test),
-            "skipped": split.skipped,
+            **split.counts,
         }
-
-    def _encode(self, demonstrations: Sequence[Demonstration]) -> Encoding[Encoded]:
-        """The sequences of all rows; a row has several where the template renders its earlier
-        replies differently later.
-        """
-        encoded, skipped = encode_rows(demonstrations, self._sequences)
-        return [sequence for sequences in encoded for sequence in sequences], skipped
-
-    def _sequences(self, demonstration: Demonstration) -> list[Encoded]:
-        sequences = self.encoder.conversations(demonstration.messages, self.config.train_on)
-        limit = limit_of(self.encoder, self.config.max_length, "sft.max_length")
-        return [within(sequence, limit) for sequence in sequences]

@@ -2,6 +2,7 @@
 tell.
 """
 
+import contextlib
 import io
 import json
 import re
@@ -31,11 +32,12 @@ def told(folder, proxy, kl):
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "summary.json").write_text(json.dumps(summary := _summary(rows)))
     (folder / "config.json").write_text('{"grpo": {}}')
-    screen = Console(file=io.StringIO(), width=400)
-    show_stage(screen, folder, summary)
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown):
+        show_stage(Console(width=400), folder, summary)
     journey = read_journey(folder)
     page = " ".join(conclusion(journey).sentences).replace("−", "-")
-    return screen.file.getvalue().replace("−", "-"), page
+    return shown.getvalue().replace("−", "-"), page
 
 
 def test_a_flat_proxy_neither_rose_nor_fell(tmp_path):

@@ -10,6 +10,7 @@ import math
 import os
 import re
 import shutil
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from tether.stats import Estimate, grouped_mean, mean_of_runs
 from tether.watch.report.numbers import bracketed, decimal, signed
 from tether.watch.report.page import write_report
 from tether.watch.report.reading import SubRun
+from tether.watch.report.sweep import sweep_brief
 from tether.watch.report.sweep_figures import control_gain, frontier
 from tether.watch.report.sweeps import FIGURE_KEY, measures_of, read_sweep
 
@@ -306,6 +308,23 @@ def test_the_verdict_names_what_the_interval_of_a_single_run_is_over(tmp_path):
     verdict = text[text.index('id="at-verdict"') : text.index('id="at-setting"')]
     assert "over prompts; other seeds" in verdict
     assert "over seeds" not in verdict
+
+
+def test_of_two_seeds_the_verdict_is_that_nothing_can_be_told(tmp_path):
+    """Also where the mean of every setting is far above 0; from the third seed on it is told."""
+    for seeds in ((0, 1), (0, 1, 2)):
+        run = write_sweep(tmp_path / f"run-{len(seeds)}", {KEY: (0.0, 0.05), "seed": seeds})
+        for beta, seed in product((0.0, 0.05), seeds):
+            path = run / f"sweep/{KEY}={beta},seed={seed}/ppo/summary.json"
+            write(path, ppo_summary(kl=4.0, gold_gain=estimate(2 + beta + seed / 99, 1.9, 2.1)))
+        text = html.unescape(write_report(run).read_text())
+        verdict = text[text.index('id="at-verdict"') : text.index('id="at-setting"')]
+        told = len(seeds) == 3
+        assert ("cannot be told: 3 seeds are needed" in verdict) == (not told)
+        assert ("A rise of the mean score is shown" in verdict) == told
+        assert ("correction for 2 comparisons" in verdict) == told
+        brief = sweep_brief(read_sweep(run))
+        assert brief.verdict.headline in verdict
 
 
 def test_the_interval_of_a_share_ends_at_one(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress, repeat, takewhile
 from pathlib import Path
@@ -26,7 +27,7 @@ from tether.core.keeping import added_to
 from tether.core.types import Demonstration
 from tether.data.chat import ChatEncoder, Encoded
 from tether.data.formats.registry import detect, kind_reader
-from tether.data.prepare import Ranking, Split, encode_rows, limit_of, within
+from tether.data.prepare import Limit, Ranking, Split, encode_rows, within
 from tether.models.heads import ScalarHead
 from tether.models.precision import cast
 from tether.models.pretrained import quiet
@@ -215,10 +216,9 @@ class SFTTrainer(_Trainer):
             if isinstance(demonstration, DataError):
                 raise demonstration
             sequences = self.encoder.conversations(demonstration.messages)
-        cut = [Encoded(sequence.ids[:limit], sequence.trained[:limit]) for sequence in sequences]
-        if not any(sequence.num_trained for sequence in cut):
-            raise DataError(f"nothing to learn within max_seq_length = {limit} tokens")
-        return [sequence for sequence in cut if sequence.num_trained]
+        if not any(sequence.num_trained for sequence in sequences):
+            raise DataError("nothing to learn")
+        return within(sequences, Limit(limit, "max_seq_length", Counter()))
 
 
 class RewardTrainer(_Trainer):
@@ -274,7 +274,8 @@ class RewardTrainer(_Trainer):
         sides = tuple(
             Encoded(ids, tuple(i >= max(1, shared) for i in range(len(ids)))) for ids in texts
         )
-        within(max(sides, key=len), limit_of(self.encoder, self.args.max_length, "max_length"))
+        most = self.args.max_length
+        within(sides, Limit(min(most, self.encoder.context_length), "max_length"))
         if texts[0] == texts[1]:
             raise DataError("both sides are the same tokens")
         return [Ranking("", sides, (0,), (1,), (1.0,), (float(row.get("margin") or 0.0),))]

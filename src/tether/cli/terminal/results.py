@@ -12,8 +12,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tether.cli.terminal.console import Terminal
-from tether.cli.terminal.tables import point_to, show_table
+from tether.cli.terminal.console import Terminal, print_line
+from tether.cli.terminal.tables import show_table
 from tether.core.amounts import duration, gigabytes
 from tether.core.rundir import stage_folder
 from tether.core.types import Facts
@@ -52,12 +52,12 @@ def show_run(console: Console, run: Path) -> None:
         wide = console if console.is_terminal else Terminal(width=170)
         columns, rows = round_table(loop)
         show_table(wide, "rounds", rows, columns)
-        show_conclusion(console, loop_conclusion(loop))
+        show_conclusion(loop_conclusion(loop))
     else:
         journey = read_journey(run)
         columns, rows = arm_table(journey.compared, judge_of(journey))
         show_table(console, "policies", rows, columns)
-        show_conclusion(console, brief(journey), picture_lines(journey))
+        show_conclusion(brief(journey), picture_lines(journey))
 
 
 def show_sweep(console: Console, run: Path) -> None:
@@ -69,12 +69,12 @@ def show_sweep(console: Console, run: Path) -> None:
     verdict, lines, columns, rows, notes = sweep_brief(sweep)
     # a long key goes on in the next line at a dot
     show_table(console, "settings", rows, [name.replace(".", "\n.") for name in columns])
-    show_conclusion(console, verdict, lines)
+    show_conclusion(verdict, lines)
     for note in notes:
-        console.print(note, markup=False, highlight=False, soft_wrap=True)
+        print_line(note)
 
 
-def show_next(console: Console, run: Path, done: Sequence[str], again: Sequence[str]) -> None:
+def show_next(run: Path, done: Sequence[str], again: Sequence[str]) -> None:
     """The commands that make sense after these stages, ready to be copied; `again` runs the next
     stage.
     """
@@ -109,9 +109,9 @@ def show_next(console: Console, run: Path, done: Sequence[str], again: Sequence[
             "a folder for transformers, vLLM, TRL",
         ),
     )
-    width = max((len(command) for there, command, _ in commands if there), default=0)
+    width = max((len(why) for there, _, why in commands if there), default=0)
     for _, command, why in filter(itemgetter(0), commands):
-        console.print(f"  {command:{width}}   {why}", highlight=False, markup=False, soft_wrap=True)
+        print_line(f"  {why:{width}}   {command}")
 
 
 def to_judge(run: Path, *, in_python: bool = False) -> str:
@@ -152,26 +152,17 @@ def verdict_of(run: Path) -> Conclusion:
     return brief(read_journey(run), to_judge(run, in_python=True))
 
 
-def show_verdict(console: Console, run: Path) -> None:
+def show_verdict(run: Path) -> None:
     """The end of a call from Python: the verdict, and one line on where to look further."""
     lines = () if read_loop(run) else picture_lines(read_journey(run))
-    show_conclusion(console, verdict_of(run), lines)
-    console.print(
-        "Details: tether report {0}; tether doctor {0}".format(shlex.quote(str(run))),
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
-    )
+    show_conclusion(verdict_of(run), lines)
+    print_line("Details: tether report {0}; tether doctor {0}".format(shlex.quote(str(run))))
 
 
-def show_conclusion(
-    console: Console,
-    conclusion: Conclusion,
-    lines: Iterable[str] = (),
-) -> None:
+def show_conclusion(conclusion: Conclusion, lines: Iterable[str] = ()) -> None:
     """A verdict, its picture in a few lines, and its warnings, a sentence a line."""
     for sentence in (conclusion.headline, *lines, *conclusion.sentences, *conclusion.warnings):
-        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+        print_line(sentence)
 
 
 def show_stage(console: Console, run: Path, summary: Facts, how: str = "") -> None:
@@ -192,8 +183,8 @@ def show_stage(console: Console, run: Path, summary: Facts, how: str = "") -> No
     show_table(console, "rounds", pair_rounds(stage), ROUND_OF_PAIRS)
     if not (run / "pairs.jsonl").is_file():
         journey = read_journey(run)
-        show_conclusion(console, brief(journey, how), picture_lines(journey))
-    point_to(console, stage.title, run)
+        show_conclusion(brief(journey, how), picture_lines(journey))
+    print_line(f"{stage.title}: {run}")
 
 
 def show_agreement(console: Console, name: str, result: Facts, *, warn: bool = True) -> None:
@@ -264,9 +255,9 @@ def counted(what: str, failures: Counter[str]) -> list[tuple[str, str]]:
     return [(f"  {what}: {reason}", f"{count:,}") for reason, count in failures.most_common()]
 
 
-def show_usage(console: Console, usage: Mapping[str, int]) -> None:
+def show_usage(usage: Mapping[str, int]) -> None:
     """Print the number of requests to a model, and their cost."""
     counts = ", ".join(
         f"{count:,} {name.replace('_', ' ')}" for name, count in usage.items() if count
     )
-    console.print(f"asked: {counts}", highlight=False)
+    print_line(f"asked: {counts}")

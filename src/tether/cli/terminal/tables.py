@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from tether.cli.terminal.console import print_line
+
 
 def show_table(
     console: Console,
@@ -27,15 +29,10 @@ def show_table(
         console.print(table)
 
 
-def point_to(console: Console, what: str, path: Path | str) -> None:
-    """Print where something lies, in one line that can be copied."""
-    console.print(f"{what}: {path}", highlight=False, soft_wrap=True)
-
-
-def save(console: Console, path: Path | None, value: object) -> None:
+def save(path: Path | None, value: object) -> None:
     """Write everything as JSON where the user asked for it, and say so."""
     from tether.core.rundir import write_json
 
     if path:
         write_json(path, value)
-        point_to(console, "Everything", path)
+        print_line(f"Everything: {path}")

@@ -42,8 +42,7 @@ def examine_run(folder: Path) -> dict[str, list[Result]]:
             results[stage.title] = [
                 *check_time(stage.section, stage.settings, stage.summary, missing),
                 *_rounds_checks(stage),
-                *_length_check(stage),
-                *_left_out_check(stage),
+                *_checks_of_rows(stage),
                 check_movement(_numbers(stage.metrics), stage.learning, stage.summary),
             ]
     for arm in journey.arms:
@@ -95,19 +94,14 @@ def _rounds_checks(stage: SubRun) -> list[Result]:
     return [*check_samples(rows), pairs_made(sampled)]
 
 
-def _length_check(stage: SubRun) -> list[Result]:
-    """The pairs of a stage prefer no length."""
-    warning = length_warning(stage.section, stage.title, stage.summary)
-    advice = "`tether reward-bench RUN FILES` has the accuracy among answers of like length."
-    return [Finding("length", "warning", warning, "", advice)] if warning else []
-
-
-def _left_out_check(stage: SubRun) -> list[Result]:
-    """Nearly all rows of a stage train."""
-    words = not_trained(stage)
-    return [Finding("rows", "warning", words, "", "Raise the key, or split the rows.")] * bool(
-        words,
+def _checks_of_rows(stage: SubRun) -> list[Result]:
+    """The pairs of a stage prefer no length, and nearly all of its rows train whole."""
+    length = "`tether reward-bench RUN FILES` has the accuracy among answers of like length."
+    results = (
+        ("length", length_warning(stage.section, stage.title, stage.summary), length),
+        ("rows", not_trained(stage), "Raise the key, or split the rows."),
     )
+    return [Finding(name, "warning", words, "", advice) for name, words, advice in results if words]
 
 
 def _numbers(rows: Sequence[Facts]) -> list[dict[str, float | None]]:

@@ -79,12 +79,12 @@ class Cells(Json):
 
     def unused(self) -> list[str]:
         """The names of all unread keys with a value, at any depth, and the names of the parts that
-        were left out.
+        were left out. A column `metadata` is no training data by its name.
         """
         names = [
             name
             for name, value in super().items()
-            if name and name not in self._read and not _is_empty(value)
+            if name not in {*self._read, "", "metadata"} and not _is_empty(value)
         ]
         for name in self:
             if name in self._read:

@@ -275,7 +275,7 @@ def check_test_judge(name: str, section: Section, reward: Section | None, folder
 
 def rows_up_to(data: DataConfig, kind: type, count: int) -> int:
     """Number of rows, counted no further than `count`. Rows of the hub count as enough."""
-    if any(path.startswith("hub:") for path in data.paths):
+    if data.on_hub:
         return count
     return sum(1 for _ in islice(file_rows(data, kind), count))
 
@@ -284,7 +284,7 @@ def file_rows(data: DataConfig, kind: type) -> Iterator[Any]:
     """The rows of files, one after another; none of the hub, whose data is left for when it is
     needed.
     """
-    if not any(path.startswith("hub:") for path in data.paths):
+    if not data.on_hub:
         yield from read(
             data.paths,
             kind,

@@ -18,8 +18,15 @@ from tether.core.rundir import ROUNDS, read_json, stage_folder
 from tether.core.types import Facts
 from tether.data.chat import ChatEncoder
 from tether.models.heads import ScalarHead
-from tether.models.loading import LoadedModel, add_adapter, keep_on_host, load_model, pick_device
-from tether.models.pretrained import same_tokens, tokenizer_of
+from tether.models.loading import (
+    LoadedModel,
+    add_adapter,
+    keep_on_host,
+    load_model,
+    pick_device,
+    speech_of,
+)
+from tether.models.pretrained import config_at_hand, resolve, same_tokens, tokenizer_of
 from tether.models.saving import (
     ENSEMBLE,
     OBJECTIVES,
@@ -34,10 +41,10 @@ from tether.models.saving import (
 )
 from tether.models.sharded import gathered
 from tether.models.speech import read_speech
-from tether.models.trunk import Role
+from tether.models.trunk import Role, context_length
 from tether.rollout.local import LocalEngine
 from tether.runner.assembly.models import open_model
-from tether.settings.model import ModelConfig
+from tether.settings.model import TINY, ModelConfig
 from tether.settings.policy import PolicyConfig
 from tether.settings.reading import build
 from tether.settings.section import Lora
@@ -87,6 +94,19 @@ def encoder_of(loaded: LoadedModel) -> ChatEncoder:
         loaded.config.rendered_texts,
         vocabulary=Role(loaded.model).vocabulary,
         context_length=loaded.context_length,
+    )
+
+
+def encoder_at_hand(model: ModelConfig) -> ChatEncoder:
+    """The encoder of a model that is not loaded."""
+    source = TINY if model.source == TINY else resolve(model)[0]
+    tokenizer, shape = tokenizer_of(source), config_at_hand(model)
+    text = shape and shape.get_text_config()
+    return ChatEncoder(
+        tokenizer,
+        *speech_of(model, tokenizer, text, source),
+        model.rendered_texts,
+        context_length=context_length(text),
     )
 
 
@@ -306,18 +326,10 @@ def reader_of(folder: Path, tokenizer: object, encoding: Facts) -> ChatEncoder |
 
 def reader_beside(folder: Path, settings: ModelConfig) -> ChatEncoder | None:
     """The same for a policy that is known by its settings alone."""
-    tokenizer = tokenizer_of(settings.source)
-    speech = read_speech(settings.source)
-    template = (
-        Path(settings.chat_template).read_text(encoding="utf-8") if settings.chat_template else None
-    )
-    system = (
-        speech["system_prompt"]
-        if speech and settings.system_prompt is None
-        else settings.system_prompt
-    )
-    named = ChatEncoder(tokenizer, (0,), template, system).describe()
-    return reader_of(folder, tokenizer, {key: named[key] for key in ("template", "system_prompt")})
+    encoder = encoder_at_hand(settings)
+    named = encoder.describe()
+    spoken = {key: named[key] for key in ("template", "system_prompt")}
+    return reader_of(folder, encoder.tokenizer, spoken)
 
 
 def trained_scorer(path: str) -> Path | None:

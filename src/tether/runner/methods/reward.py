@@ -137,7 +137,7 @@ def _check_held_out(name: str, data: DataConfig, fraction: float, seed: int) -> 
     """Check that a row of an objective is held out. Reading ends at the first."""
     if any(split_by_group([row], fraction, seed)[1] for row in file_rows(data, Comparison)):
         return
-    if not any(path.startswith("hub:") for path in data.paths):
+    if not data.on_hub:
         raise DataError(
             f"{name}: no row is held out at heldout_fraction = {fraction:g}, and scores of "
             "objectives get one scale on held-out responses. Raise it, or give more prompts",

@@ -37,7 +37,7 @@ from tether.core.types import (
     assistant,
 )
 from tether.data.chat import ChatEncoder
-from tether.data.prepare import Ranking, Split
+from tether.data.prepare import Limit, Ranking, Split, encode_rows, limit_of, within
 from tether.data.rows import turn_rows
 from tether.data.sources import group_of, split_by_group
 from tether.models.loading import LoadedModel
@@ -158,14 +158,15 @@ class _Round:
             run.update_manifest(**{SAMPLED: counts})
             write_jsonl(path, made)
             del engine  # with its copies of weights
-        rankings = [_ranking(row, encoder) for row in read_jsonl(path)]
-        most = min(config.max_length, encoder.context_length)
-        pairs = [ranking for ranking in rankings if max(map(len, ranking.sequences)) <= most]
-        split = Split(*split_by_group(pairs, config.heldout_fraction, config.seed), {})
+        limit = limit_of(encoder, config, "rounds.direct")
+        pairs, long = encode_rows(read_jsonl(path), lambda row: _ranking(row, encoder, limit))
+        split = Split(*split_by_group(pairs, config.heldout_fraction, config.seed), long)
         sampled = {
             **read_json(run.path / "manifest.json")[SAMPLED],
-            "too_long": len(rankings) - len(pairs),
+            "too_long": sum(long.values()),
         }
+        if limit.cut:
+            sampled["cut"] = limit.cut.total()
         if not split.train:
             raise DataError(
                 f"{run.path} has no pair to train on: {sampled}. Look at the reward's "
@@ -362,13 +363,14 @@ def _row(chosen: Rollout, rejected: Rollout, **scores: float) -> Json:
     }
 
 
-def _ranking(row: Json, encoder: ChatEncoder) -> Ranking:
-    sides = tuple(
+def _ranking(row: Json, encoder: ChatEncoder, limit: Limit) -> Ranking:
+    sides = [
         encoder.rollout(
             tuple(row["prompt_ids"]),
             tuple(row[f"{name}_ids"]),
             row.get(f"{name}_spans", ()),
         )
         for name in ("chosen", "rejected")
-    )
+    ]
+    sides = tuple(within(sides, limit))
     return Ranking(row["group"], sides, (0,), (1,), (1.0,), (0.0,))

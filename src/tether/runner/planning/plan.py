@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from tether.core.errors import ModelError
 from tether.core.types import Json
-from tether.models.pretrained import resolve
+from tether.models.pretrained import config_at_hand, resolve
 from tether.runner.assembly.checks import check_inputs
 from tether.runner.planning.devices import Device
 from tether.runner.planning.memory import Planner, learning_rate
 from tether.runner.planning.phases import StagePlan
 from tether.runner.planning.speeds import RowSizes
-from tether.settings.model import TINY, LoraConfig, ModelConfig
+from tether.settings.model import LoraConfig, ModelConfig
 from tether.settings.recipe import BaseRecipe
 from tether.settings.stages import STAGES
 
@@ -72,11 +72,8 @@ def shape_config(model: ModelConfig, shape: str | None = None) -> PretrainedConf
                 f"{', '.join(SHAPES)}",
             )
         return AutoConfig.from_pretrained(path)
-    if model.source == TINY:
-        from tether.models.tiny import tiny_model
-
-        return tiny_model(0).config
-    return AutoConfig.from_pretrained(resolve(model)[0], trust_remote_code=model.trust_remote_code)
+    trust = {"trust_remote_code": model.trust_remote_code}
+    return config_at_hand(model) or AutoConfig.from_pretrained(resolve(model)[0], **trust)
 
 
 def plan(

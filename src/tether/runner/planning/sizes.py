@@ -21,12 +21,16 @@ from tether.core.types import (
     user,
 )
 from tether.data.formats.conversions import prompt_of
+from tether.data.prepare import encoded_split
 from tether.data.sources import Quarantine, group_of, read
-from tether.models.pretrained import resolve, tokenizer_of
+from tether.runner.assembly.checks import file_rows
+from tether.runner.assembly.roles import encoder_at_hand
 from tether.runner.planning.speeds import RowSizes
-from tether.settings.model import TINY, ModelConfig
+from tether.settings.learner import SupervisedConfig
+from tether.settings.model import ModelConfig
 from tether.settings.recipe import BaseRecipe
 from tether.settings.section import DataConfig
+from tether.settings.supervised import ProcessSection
 
 SAMPLE = 64
 """Rows whose lengths are measured."""
@@ -38,9 +42,14 @@ def row_sizes(
     recipe: BaseRecipe,
     names: Sequence[str],
     prompt_tokens: int | None = None,
+    *,
+    encoded: bool = False,
 ) -> dict[str, RowSizes]:
     """Lengths and counts of the rows of stages, as far as their files are here; `prompt_tokens`
-    instead of measured prompts.
+    instead of measured prompts. With `encoded`, the counts are those of the rows that train.
+
+    Raises:
+        DataError: no row of a stage can train.
     """
     tokens = _counter(recipe.model)
     sizes = {}
@@ -51,12 +60,25 @@ def row_sizes(
                 longest = rows.longest and (prompt_tokens, rows.longest[1])
                 rows = replace(rows, prompt=prompt_tokens, longest=longest)
             sizes[name] = rows
-    return sizes
+    return {name: _trained(recipe, name, sizes[name]) for name in sizes} if encoded else sizes
+
+
+def _trained(recipe: BaseRecipe, name: str, sizes: RowSizes) -> RowSizes:
+    """The counts of the rows that train: all are encoded as the stage does it."""
+    section = recipe.section(name)
+    data, kind = section.data, section.record
+    learns = isinstance(section, SupervisedConfig) and not isinstance(section, ProcessSection)
+    if not learns or data is None or sizes.count is None:
+        return sizes
+    rows, encoder = [*file_rows(data, kind)], encoder_at_hand(recipe.model)
+    split = encoded_split(rows, section, encoder, name, f"rows of [{name}]")
+    groups = len(split.train) + len(split.test)
+    return replace(sizes, count=len(rows) - sum(split.counts["skipped"].values()), groups=groups)
 
 
 def _counter(model: ModelConfig) -> Callable[[Conversation], int]:
     """Tokens of a conversation, its marks guessed."""
-    tokenizer = tokenizer_of(model.source if model.source == TINY else resolve(model)[0])
+    tokenizer = encoder_at_hand(model).tokenizer
     return lambda turns: sum(
         len(tokenizer(t.content, add_special_tokens=False, verbose=False)["input_ids"]) + MARKS
         for t in turns
@@ -104,7 +126,7 @@ def _measured(
     counts: bool,
 ) -> RowSizes:
     """Mean lengths of the first rows of files; with `counts` all rows are read."""
-    if any(path.startswith("hub:") for path in data.paths):
+    if data.on_hub:
         return RowSizes()
     how = data.model_dump(exclude={"path", "strict"})
     if not counts:

@@ -117,9 +117,8 @@ def doubts(journey: Journey) -> Iterator[str]:
 
 
 def not_trained(stage: SubRun) -> str:
-    """The rows that a stage read and did not train on; empty where they are few."""
-    skipped = mapping(stage.summary.get("skipped"))
-    return left_out_words(skipped, finite(mapping(stage.manifest).get("rows")))
+    """The rows that a stage read and did not train on, or cut; empty where they are few."""
+    return left_out_words(stage.summary, finite(mapping(stage.manifest).get("rows")))
 
 
 def few_updates(stage: str, updates: float) -> str:

@@ -325,7 +325,10 @@ def _conclusion_without_policy(journey: Journey) -> Conclusion:
     sentences += _rounds(direct)
     method = short_method(direct)
     if accuracy := direct.estimate("heldout_accuracy"):
-        few_pairs = ("open", f"Trained, and only {accuracy.count} held-out pairs to judge it by")
+        few_pairs = (
+            "open",
+            f"Trained, and only {plural(accuracy.count, 'held-out pair')} to judge it by",
+        )
         tone, words = RANKED[side(accuracy, 0.5)]
         ranked = tone, f"Held-out pairs ranked right {bracketed(accuracy, percent)}: {words}"
         tone, headline = few_pairs if 0 < accuracy.count < ENOUGH_PROMPTS else ranked

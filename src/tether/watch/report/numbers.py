@@ -150,7 +150,8 @@ def listing(summary: Facts, before: str = "", depth: int = 0) -> Iterator[tuple[
     sides one line.
     """
     for key, value in summary.items():
-        name = f"{before}{str(key).replace('_', ' ')}"
+        # a key with spaces is a sentence
+        name = f"{before}{key if ' ' in key else key.replace('_', ' ')}"
         if key in BOOKKEEPING:
             continue
         if (parts := estimate(value)) is not None:

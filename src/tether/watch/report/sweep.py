@@ -10,7 +10,7 @@ from tether.watch.report import about
 from tether.watch.report.controls import sweep_controls
 from tether.watch.report.frame import HERE, fill_template
 from tether.watch.report.narrative import Conclusion
-from tether.watch.report.numbers import SENTENCES, bracketed
+from tether.watch.report.numbers import SENTENCES, bracketed, has_interval
 from tether.watch.report.picture import NOTHING, Rods, best_of
 from tether.watch.report.reading import SubRun
 from tether.watch.report.rollouts import packed, packed_rollouts
@@ -153,6 +153,7 @@ def _verdict(sweep: Sweep, measures: Sequence[Measured]) -> Conclusion:
         return best_of(_picture(sweep, measures)[0])
     means = {place: mean for place in range(len(gain.values)) if (mean := gain.mean(place))}
     shown = gain.gaining()
+    clear = any(map(has_interval, means.values()))
     best = max(shown or means, key=lambda place: means[place].value)
     title = sweep.title(sweep.settings[best])
     mean = bracketed(means[best], gain.show)
@@ -167,10 +168,10 @@ def _verdict(sweep: Sweep, measures: Sequence[Measured]) -> Conclusion:
     sentences = [numbers]
     if best == gain.greatest and len(means) > 1:
         sentences.append(SAYS["largest"].format(count=len(means)))
-    if len(means) > 1:
+    if clear and len(means) > 1:
         sentences.append(SAYS["corrected"].format(count=len(means), shown=len(shown)))
-    headline = SAYS["gained" if shown else "not-gained"].format(setting=title, gain=mean)
-    return Conclusion("open", headline, sentences)
+    headline = SAYS["gained" if shown else "not-gained" if clear else "few-seeds"]
+    return Conclusion("open", headline.format(setting=title, gain=mean), sentences)
 
 
 def _table(sweep: Sweep, measures: Sequence[Measured]) -> tuple[list[str], list[list[str]]]:
