@@ -187,8 +187,12 @@ def settings_values(settings: Facts, root: Path, where: str) -> Json:
     for key, value in settings.items():
         if key == "data":
             values[key] = data_values(value, root, f"{where}.data")
+        elif key in ("judge", "environment") and callable(value):
+            values[key] = {"call": register(value)}
+        elif key == "tools":
+            values[key] = [register(one) if callable(one) else one for one in value]
         elif key == "judge":
-            values[key] = {"call": register(value)} if callable(value) else value
+            values[key] = value
         elif isinstance(value, Mapping):
             values[key] = settings_values(value, root, f"{where}.{key}")
         elif callable(value) and not isinstance(value, type):

@@ -125,6 +125,7 @@ def _start(
     prompts: object = None,
     reward: object = None,
     reward_weights: Sequence[float] | None = None,
+    tools: Sequence[object] | None = None,
     run: str | Path | None = None,
     on_step: OnStep | None = None,
     progress: bool = True,
@@ -136,6 +137,8 @@ def _start(
     kind, _ = method_stage(name)
     compares = kind.makes == "verdict"
     model = _as_text(Run(model) if compares and not isinstance(model, Run) else model)
+    if tools is not None:
+        settings = {**settings, "environment": {"tools": tools}}
     if isinstance(prompts, int):  # how many of them, where that is a key
         settings, prompts = {**settings, "prompts": prompts}, None
     if data is not None and prompts is not None:
@@ -255,6 +258,7 @@ def takes(name: str) -> tuple[list[str], list[str]]:
     fields, first = kind.section.model_fields, by_place(name)
     scored = "reward" in first
     last = ["reward_weights"] if scored else []
+    last += ["tools"] if "environment" in fields else []
     last += (
         ["on_step", "progress"]
         if kind.makes == "verdict"

@@ -14,6 +14,7 @@ from tether.core.types import (
     Alarm,
     Conversation,
     Json,
+    Message,
     Prompt,
     Rollout,
     RolloutGroup,
@@ -50,6 +51,41 @@ class Engine(Protocol):
 
     def update_weights(self, version: int) -> None:
         """Take over the learner's weights; every later rollout carries `version`."""
+        ...
+
+
+class Turn(NamedTuple):
+    """An environment's answer to a reply: the turns that follow, the reward of the reply (None: it
+    has none), and whether the episode is over.
+    """
+
+    messages: Conversation = ()
+    reward: float | None = None
+    done: bool = False
+
+
+class Environments(Protocol):
+    """Environments that work beside each other, one an episode, by the episodes' numbers.
+
+    Whatever a user's environment does, a call returns in bounded time. A text in the place of a
+    result is the reason why there is none.
+
+    Attributes:
+        tools: the JSON text of the schemas of the functions that the policy may call; empty: none.
+    """
+
+    tools: str
+
+    def begin(self, tasks: Mapping[int, Prompt]) -> dict[int, Conversation | str]:
+        """A fresh environment for each episode; the turns that its first reply answers."""
+        ...
+
+    def step(self, replies: Mapping[int, Message]) -> dict[int, Turn | str]:
+        """Take replies of the policy, with their calls."""
+        ...
+
+    def end(self) -> None:
+        """Let go of all episodes."""
         ...
 
 

@@ -220,6 +220,10 @@ class StopReason(Enum):
     STOP_TOKEN = "stop_token"
     STOP_STRING = "stop_string"
     LENGTH = "length"
+    TURNS = "turns"
+    """An episode had as many replies as it may have."""
+    FULL = "full"
+    """What an environment said left no room for a reply."""
 
 
 Record = Prompt | Demonstration | Comparison | Feedback | StepLabels | Problem
@@ -261,6 +265,9 @@ class Rollout:
             are read and scored, and carry no loss, KL or advantage. None given: one span, the
             whole response.
         opening: the mark of a thought that the prompt ends with; the response begins inside it.
+        turns: of an episode, the replies and what the environment said between them; `text` is the
+            last reply.
+        outcome: of an episode, the environment's reward.
 
     Raises:
         ValueError: spans that overlap, are empty or leave the response, or log-probabilities that
@@ -278,6 +285,8 @@ class Rollout:
     prompt: Prompt
     spans: Spans = ()
     opening: str = ""
+    turns: Conversation = ()
+    outcome: Score | None = None
 
     def __post_init__(self) -> None:
         length = len(self.response_ids)
@@ -295,7 +304,14 @@ class Rollout:
 
     @property
     def finished(self) -> bool:
-        return self.stop_reason is not StopReason.LENGTH
+        return self.stop_reason in (StopReason.STOP_TOKEN, StopReason.STOP_STRING)
+
+    @property
+    def transcript(self) -> str:
+        """The text for people; of an episode all of its turns, each behind its role."""
+        if len(self.turns) < 2:
+            return self.text
+        return "\n".join(f"[{turn.role}] {turn.spoken}" for turn in self.turns)
 
     @property
     def whole_text(self) -> str:

@@ -271,7 +271,7 @@ class ChatEncoder:
         before, text = self.chat.reply(messages[:-1], messages[-1])
         ids = self._tokenize(before)
         spans = self._spans(before, ids, messages, wanted - {final})
-        body = self._continued(before, text)
+        body = self.continued(before, text)
         body += [] if body and body[-1] in self.stop_ids else self.stop_ids[:1]
         if final in wanted:
             spans[final] = (len(ids), len(ids) + len(body))
@@ -319,7 +319,7 @@ class ChatEncoder:
                 return len(part), place + len(piece)
         return None
 
-    def _continued(self, before: str, text: str) -> list[int]:
+    def continued(self, before: str, text: str) -> list[int]:
         """The ids of a text that a model writes behind the ids of another one."""
         # an id of both texts may lie on both sides; behind other texts, none of this one does
         for other in (before, "\n", "a"):

@@ -55,7 +55,7 @@ class ChatTemplate:
     ) -> None:
         self.tokenizer = tokenizer
         self.stops = tuple(filter(None, stops))
-        self._stop = re.compile("|".join(map(re.escape, self.stops)) or "(?!)")
+        self.stop = re.compile("|".join(map(re.escape, self.stops)) or "(?!)")
         self.text, self.for_tools = _templates(
             template or tokenizer.chat_template or _plain_template(tokenizer),
         )
@@ -78,7 +78,7 @@ class ChatTemplate:
         )
         called = len(text) - self._behind_calls(turns, after, waiting=False)
         end = max(_behind_words(message, text), called if message.tool_calls else 0)
-        stop = self._stop.search(text, end)
+        stop = self.stop.search(text, end)
         return before, text[: stop.end()] if stop else text + self._stop_behind(earlier, message)
 
     def _rewritten(self, earlier: Conversation, message: Message) -> str:
@@ -137,7 +137,7 @@ class ChatTemplate:
             longer = self.if_taken((*earlier, turn, later), waiting=False)
             if alone and longer and longer.startswith(alone):
                 gap, _, _ = longer.removeprefix(alone).partition(_PROBES[0])
-                stop = self._stop.search(gap)
+                stop = self.stop.search(gap)
                 return gap[: stop.end()] if stop and not gap[: stop.start()].strip() else ""
         return ""
 

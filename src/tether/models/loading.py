@@ -33,7 +33,7 @@ from tether.models.older_readers import write_for_older_readers
 from tether.models.precision import cast
 from tether.models.pretrained import check_model_folder, from_pretrained, quiet
 from tether.models.quantized import LIBRARY, quantize
-from tether.models.sources import check_model_source
+from tether.models.sources import check_model_source, template_of
 from tether.models.speech import Speech, declare_ends, eos_ids, read_speech
 from tether.models.targets import kept_layers, target_names
 from tether.models.trunk import Role
@@ -190,7 +190,7 @@ def check_model(config: ModelConfig) -> None:
     tokenizer = check_model_folder("CausalLM", config) if is_local else tiny_tokenizer()
     if config.stop_tokens and (is_local or config.source == TINY):
         _stop_ids(config, tokenizer, None, None)
-    _check_template(config.source, tokenizer, _template(config))
+    _check_template(config.source, tokenizer, template_of(config))
 
 
 def speech_of(
@@ -208,14 +208,9 @@ def speech_of(
     system = speech["system_prompt"] if speech else None
     return (
         _stop_ids(config, tokenizer, generation, speech),
-        _template(config),
+        template_of(config),
         system if config.system_prompt is None else config.system_prompt,
     )
-
-
-def _template(config: ModelConfig) -> str | None:
-    path = config.chat_template
-    return Path(path).read_text(encoding="utf-8") if path else None
 
 
 def _check_template(source: str, tokenizer: PreTrainedTokenizerBase, template: str | None) -> None:

@@ -12,6 +12,9 @@ from tether.models.packaged import PACKAGES
 from tether.settings.model import ADAPTER_FILE, PACKAGE_PREFIX, TINY, ModelConfig
 from tether.settings.synonyms import did_you_mean
 
+TEMPLATES = ("chatml-tools",)
+"""Chat templates of tether, by the names that `model.chat_template` takes."""
+
 
 def check_model_source(config: ModelConfig) -> None:
     """Look for the folder and the template that the settings of a model name.
@@ -29,10 +32,7 @@ def check_model_source(config: ModelConfig) -> None:
             f"model folder {source!r} has no config.json. Give a transformers folder, a "
             ".gguf file, a hub id or `tiny`.",
         )
-    if config.chat_template is not None and not Path(config.chat_template).is_file():
-        raise MissingFileError(
-            f"chat template not found: {config.chat_template}. Give the path of a Jinja file.",
-        )
+    template_of(config)
     packages = [f"{PACKAGE_PREFIX}{name}" for name in PACKAGES]
     named = source in (TINY, *packages) or (source.count("/") == 1 and ":" not in source)
     if not looks_local and not named:
@@ -49,3 +49,21 @@ def near_model(source: str) -> str:
     near = difflib.get_close_matches(source, models, n=1, cutoff=0.5)
     meant = did_you_mean([models[name] for name in near])
     return f" D{meant[1:]}" if meant else f" {nearby(Path(source))}".rstrip()
+
+
+def template_of(config: ModelConfig) -> str | None:
+    """The text of the chat template that replaces the tokenizer's own; None: none does.
+
+    Raises:
+        MissingFileError: its file is not there.
+    """
+    given = config.chat_template
+    if given is None:
+        return None
+    path = Path(__file__).with_name(f"{given}.jinja") if given in TEMPLATES else Path(given)
+    if not path.is_file():
+        raise MissingFileError(
+            f"chat template not found: {given}. Give the path of a Jinja file, or "
+            f"{', '.join(TEMPLATES)}.",
+        )
+    return path.read_text(encoding="utf-8")

@@ -14,7 +14,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from tether.core.errors import STOPS, RewardError, RunError, error_words
 from tether.core.stopping import AGAIN
@@ -34,11 +34,15 @@ def _inner(function: Callable[..., object]) -> Callable[..., object]:
 
 def title_of(function: Callable[..., object]) -> str:
     """A function's qualified name; of an object that can be called its class's."""
-    inner = _inner(function)
-    return (inner if inspect.isroutine(inner) else type(inner)).__qualname__.replace(
-        "<locals>.",
-        "",
-    )
+    return defined_by(_inner(function)).__qualname__.replace("<locals>.", "")
+
+
+def defined_by(function: object) -> type:
+    """What has the source of something that can be called: a function or class itself, of another
+    object its class.
+    """
+    own = inspect.isroutine(function) or isinstance(function, type)
+    return cast(type, function) if own else type(function)
 
 
 def source_of(role: str, function: Callable[..., object]) -> str:
@@ -53,7 +57,8 @@ def _file_of(function: Callable[..., object]) -> str | None:
     """
     inner = _inner(function)
     with contextlib.suppress(TypeError):
-        return inspect.getfile(inner if inspect.isroutine(inner) else type(inner).__call__)
+        own = defined_by(inner)
+        return inspect.getfile(own if own is inner else own.__call__)
     return None
 
 

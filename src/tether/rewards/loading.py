@@ -16,7 +16,7 @@ from types import ModuleType
 from tether.core.errors import STOPS, ConfigError, MissingFileError, error_words
 from tether.core.secrets import redact
 from tether.core.watchdog import Watchdog
-from tether.rewards.calling import title_of
+from tether.rewards.calling import defined_by, title_of
 from tether.rewards.forms import Function, plain
 from tether.rewards.surroundings import surroundings
 from tether.settings.rewards import GIVEN, Shape
@@ -45,7 +45,7 @@ def _digest(function: object) -> str:
             repr(function.args),
             repr(sorted(function.keywords.items())),
         )
-    code = function if inspect.isroutine(function) else type(function)
+    code = defined_by(function)
     values = {
         k: v for k, v in _state(function).items() if isinstance(v, str | int | float | tuple | None)
     }
@@ -81,7 +81,13 @@ def _hash(*words: str) -> str:
 
 def load_function(call: str, completions: Shape = "texts", key: str = "function.call") -> Function:
     """The function that a recipe names, whatever form it is written in, as (prompts, responses) ->
-    values.
+    values; see `load_object`.
+    """
+    return plain(load_object(call, key), completions)
+
+
+def load_object(call: str, key: str) -> Callable[..., object]:
+    """The function or class that a recipe names.
 
     Args:
         key: of the recipe, for messages.
@@ -97,7 +103,7 @@ def load_function(call: str, completions: Shape = "texts", key: str = "function.
                 f"{key} = {call!r} was handed over by a Python program: run that "
                 "program again to go on",
             )
-        return plain(_GIVEN[call], completions)
+        return _GIVEN[call]
     place, _, name = call.rpartition(":")
     if not place or not name:
         raise ConfigError(
@@ -119,7 +125,7 @@ def load_function(call: str, completions: Shape = "texts", key: str = "function.
         ) from error
     if not callable(function):
         raise ConfigError(f"{key} = {call!r}: {place} has no function {name!r}")
-    return plain(function, completions)
+    return function
 
 
 def _imported(place: str) -> ModuleType:

@@ -86,7 +86,7 @@ class SlotLayer(DynamicLayer):
     def move(self, source: Tensor, target: Tensor) -> None:
         assert self.store is not None
         for stored in self.store:
-            stored[target] = stored[source]
+            stored[target] = stored[source]  # what is indexed is copied first
 
 
 class SlotCache(DynamicCache):

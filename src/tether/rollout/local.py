@@ -122,7 +122,7 @@ class LocalEngine:
             return draw_in_step(self.in_step, self.encoder, responses, self.max_rows, progress)
         for product in self.decoder.products:
             product.refresh()
-        decoding = _Decoding(self, rows, list(ordinals), sampling, num_samples, seed)
+        decoding = SlotDecoding(self, rows, list(ordinals), sampling, num_samples, seed)
         while decoding.busy:
             decoding.admit()
             decoding.step()
@@ -134,7 +134,7 @@ class LocalEngine:
         ]
 
 
-class _Decoding:
+class SlotDecoding:
     """One call of `generate`. Slots 0 .. rows - 1 are decoded. A free slot among them waits for a
     prompt, or for the last row to move.
 
@@ -155,6 +155,7 @@ class _Decoding:
         sampling: Sampling,
         num_samples: int,
         seed: int,
+        capacity: int = 0,
     ) -> None:
         from tether.rollout.cache import SlotCache, rows_that_fit
         from tether.rollout.graphs import Graphs
@@ -165,8 +166,12 @@ class _Decoding:
         self.prompts, self.prompt_ordinals = prompts, ordinals
         self.num_samples = num_samples
         self.device = self.role.device
-        capacity = max(map(len, prompts), default=0) + sampling.max_new_tokens
-        wanted = min(max(engine.max_rows, num_samples), len(prompts) * num_samples)
+        stays, capacity = (
+            capacity > 0,
+            capacity or max(map(len, prompts), default=0) + sampling.max_new_tokens,
+        )
+        count = len(prompts) * num_samples
+        wanted = count if stays else min(max(engine.max_rows, num_samples), count)
         slots = min(
             wanted,
             max(
@@ -203,7 +208,7 @@ class _Decoding:
 
     @property
     def busy(self) -> bool:
-        return len(self.finished) < len(self.prompts) * self.num_samples
+        return bool(self.waiting) or any(request >= 0 for request in self.request)
 
     def admit(self) -> None:
         """Fill free slots with waiting prompts, once enough are free to make a prefill worth its
@@ -337,9 +342,13 @@ class _Decoding:
                 reason, cut[row] = StopReason.STOP_STRING, True
             if reason is not StopReason.LENGTH or len(response) == self.sampling.max_new_tokens:
                 self.finished[self.request[row]] = drawn_of(response, reason)
-                self.request[row], self.cached[row] = -1, 0
+                self._free(row)
         if any(cut):  # the device cannot read text
             self._leave(self._sent(cut))
+
+    def _free(self, row: int) -> None:
+        """The host's side of a slot that is left."""
+        self.request[row], self.cached[row] = -1, 0
 
     def _close_up(self) -> None:
         """Without waiting prompts, the last rows move into free slots, and fewer are decoded."""
@@ -347,26 +356,35 @@ class _Decoding:
         rows = min(self.rows, self.graphs.rows(len(going)))
         sources = [row for row in going if row >= rows]
         targets = [row for row in range(rows) if self.request[row] < 0][: len(sources)]
-        if sources:
-            source, target = self._sent([sources, targets])
-            for layer in self.cache.slots:
-                layer.move(source, target)
-            for state in (self.active, self.steps, self.lengths, self.uniforms, self.drawn):
-                state[target] = state[source]
-            for old, new in zip(sources, targets, strict=True):
-                self.request[new], self.cached[new] = self.request[old], self.cached[old]
-                self.responses[new] = self.responses[old]
-                self.request[old], self.cached[old] = -1, 0
+        self._move(sources, targets)
         self.rows = rows
 
-    def _advance(self) -> None:
-        """The drawn tokens go through the model. Results of free rows are ignored."""
+    def _move(self, sources: list[int], targets: list[int]) -> None:
+        """Rows into free slots; the slots change their places, since those who talk go on in theirs."""
+        if not sources:
+            return
+        old, new = self._sent([sources + targets, targets + sources])
+        for layer in self.cache.slots:
+            layer.move(old, new)
+        for state in (self.active, self.steps, self.lengths, self.uniforms, self.drawn):
+            state[new] = state[old]
+        for a, b in zip(sources, targets, strict=True):
+            self.request[a], self.request[b] = self.request[b], self.request[a]
+            self.cached[a], self.cached[b] = self.cached[b], self.cached[a]
+            self.responses[a], self.responses[b] = self.responses[b], self.responses[a]
+
+    def _advance(self, reads: Sequence[bool] = ()) -> None:
+        """The drawn tokens go through the model. Results of free rows are ignored.
+
+        Args:
+            reads: for each row whether it goes on; unset: those of a request do.
+        """
         rows, cache = self.rows, self.cache
         cache.lengths = self.lengths[:rows]
         cache.width = self.graphs.width(max(self.cached[:rows]) + 1, cache.capacity)
         self.graphs.run(("decode", rows, cache.width), self._decode)
         for row in range(rows):
-            self.cached[row] += self.request[row] >= 0
+            self.cached[row] += reads[row] if reads else self.request[row] >= 0
 
     def _decode(self) -> None:
         assert self.hidden is not None

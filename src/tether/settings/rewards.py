@@ -308,6 +308,13 @@ REWARDS: dict[str, RewardKind] = {
         parts=None,
         check="tether.runner.assembly.checks:check_functions",
     ),
+    "environment": RewardKind(
+        help="what the environment gives",
+        make="tether.rewards.environments:episode_reward",
+        served=None,
+        steps=True,
+        parts=("turns", "calls", "unread_calls"),
+    ),
     "random": RewardKind(
         help="as a control no information",
         make="tether.rewards.control:random_reward",

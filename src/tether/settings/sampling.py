@@ -11,6 +11,7 @@ from tether.core.amounts import plural
 from tether.core.types import Json, JsonValue, Problem, Prompt
 from tether.settings.config import Config
 from tether.settings.engine import EngineConfig
+from tether.settings.environment import NO_REWARD, EnvironmentConfig
 from tether.settings.evaluation import EvaluateSection
 from tether.settings.learner import OptimizerConfig, Rates
 from tether.settings.model import LoraConfig
@@ -177,7 +178,8 @@ class RewardedSection(reward_tables()):
         """A table named after a reward says what scores: reward_source need not repeat it."""
         if not isinstance(values, dict):
             return values
-        tables = [name for name in REWARDS if values.get(name) is not None]
+        tables = [n for n, kind in REWARDS.items() if kind.settings and values.get(n) is not None]
+        tables = tables or ["environment"] * (values.get("environment") is not None)
         return {"reward_source": tables[0], **values} if len(tables) == 1 else values
 
     def faults(self) -> Iterator[str]:
@@ -229,6 +231,10 @@ class OnlineSection(RewardedSection):
         Needs("not data", REASONING_GYM),
         Needs("verifiable.kind = 'reasoning-gym'", REASONING_GYM),
     ] = Field(default=None, description="prompts of a reasoning-gym task")
+    environment: EnvironmentConfig | None = Field(
+        default=None,
+        description="what answers the policy's replies: answers become episodes of several turns",
+    )
     lora: SteadyLora = LoraConfig()
     roles: Annotated[
         Literal["shared", "separate"],
@@ -316,6 +322,10 @@ class OnlineSection(RewardedSection):
             )
         if self.evaluate and self.scorer != "reward":
             yield from self.evaluate.kept_faults(self.reward_kind.parts, self.verifiable)
+        if self.reward_source == "environment" and not (self.environment and self.environment.call):
+            yield NO_REWARD
+        if self.environment and self.engine.kind != "local":
+            yield "engine.kind = 'local' alone plays episodes so far: leave environment or engine out"
         yield from self._objective_faults()
         yield from self._prompt_faults()
         yield from self._server_faults()
@@ -398,6 +408,8 @@ class PolicySection(OnlineSection, PolicyConfig):
     )
 
     def faults(self) -> Iterator[str]:
+        if self.max_staleness and self.environment:
+            yield "max_staleness samples ahead, and episodes are not: set it to 0"
         if self.max_staleness and self.lora is False and self.engine.kind != "local":
             yield (
                 "max_staleness samples with older weights, and servers hold one whole model "

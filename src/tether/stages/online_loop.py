@@ -168,7 +168,7 @@ def _record(
         {
             "step": number,
             "prompt": rollouts[place].prompt.text,
-            "response": rollouts[place].text,
+            "response": rollouts[place].transcript,
             "proxy": scores[place].value,
             "stop": rollouts[place].stop_reason.value,
         }

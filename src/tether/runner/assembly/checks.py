@@ -21,6 +21,7 @@ from tether.core.errors import (
     require,
 )
 from tether.core.types import Problem, Prompt
+from tether.data.calls import Calls
 from tether.data.sources import Quarantine, read
 from tether.evaluation.sycophancy import read_premise_pairs
 from tether.judges.constitution import read_rubric
@@ -28,6 +29,7 @@ from tether.models.loading import add_adapter, check_model
 from tether.models.pretrained import config_at_hand
 from tether.models.saving import ENSEMBLE, read_role
 from tether.models.trunk import Role, context_length
+from tether.rewards.environments import environments_of
 from tether.rewards.forms import check_arguments
 from tether.rewards.loading import load_function
 from tether.rewards.verifiable import PACKAGES, check_known, problem_prompt
@@ -37,6 +39,7 @@ from tether.runner.assembly.evaluation.suites import check_evaluators
 from tether.runner.assembly.job import Job
 from tether.runner.assembly.rewards import scoring_model
 from tether.runner.assembly.roles import (
+    encoder_at_hand,
     is_scorer,
     newest_policy,
     objective_names,
@@ -115,6 +118,10 @@ def check_online(job: Job[OnlineSection], model: ModelConfig) -> None:
         require("reasoning-gym", "a reasoning-gym task", "verify")
     if section.engine.kind != "local":
         check_engine(section.engine, section.lora, quantize=model.quantize)
+    if section.environment is not None:
+        tools = environments_of(section.environment).tools
+        if tools and config_at_hand(model) is not None:
+            Calls(encoder_at_hand(model), tools)
     if not (count := section.set_aside) or section.data is None:
         return
     if (there := rows_up_to(section.data, section.kind or Prompt, count + 1)) <= count:

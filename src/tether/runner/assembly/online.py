@@ -9,13 +9,16 @@ from pathlib import Path
 
 import torch
 
-from tether.core.protocols import RewardSource
+from tether.core.protocols import Engine, RewardSource
 from tether.core.types import Problem, Prompt
 from tether.models.loading import LoadedModel
+from tether.models.trunk import Role
+from tether.rewards.environments import environments_of
 from tether.rewards.limit import FailureLimit
 from tether.rewards.parts import RewardParts
 from tether.rewards.verifiable import problem_prompt
 from tether.rollout.drawn import score_ids
+from tether.rollout.episodes import EpisodeEngine
 from tether.rollout.served import probe_ids
 from tether.runner.assembly.engines import served_engine
 from tether.runner.assembly.job import Job
@@ -93,7 +96,7 @@ def online_stage(
     engine = (
         FirstEngine(None, list, ranks)
         if ranks.mesh
-        else shared(local_engine(policy, loaded, max_rows=section.engine_rows), ranks)
+        else shared(_local_engine(section, policy, loaded), ranks)
     )
     if isinstance(section, PolicySection):
         build = partial(PolicyGradient, config=section, value=value)
@@ -110,6 +113,20 @@ def online_stage(
         ranks=ranks,
     )
     return stage, loaded
+
+
+def _local_engine(section: SamplingSection, policy: Role, loaded: LoadedModel) -> Engine:
+    """The engine of this process; with an environment its rollouts are episodes."""
+    engine = local_engine(policy, loaded, max_rows=section.engine_rows)
+    if (config := section.environment) is None:
+        return engine
+    return EpisodeEngine(
+        engine,
+        environments_of(config),
+        encoder_of(loaded),
+        config,
+        loaded.context_length,
+    )
 
 
 def engine_on_servers(

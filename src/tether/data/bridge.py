@@ -1,0 +1,127 @@
+"""The way from a sampled reply to the prompt for the next one, in token ids.
+
+What an environment says is appended to the ids that were sampled, and nothing that was sampled is
+rendered again. The text between two replies is read off the chat template: two short conversations
+that differ in the words of one reply alone have the same text behind that reply. So no family of
+templates needs rules of its own, and the cost of a turn does not grow with the conversation.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import takewhile
+
+from tether.core.errors import DataError
+from tether.core.types import Conversation, Json, Message
+from tether.data.chat import ChatEncoder
+
+_WORDS = ("zqxa", "qjvb")
+"""Words that no template writes, which end with different letters."""
+
+
+class TurnBridge:
+    """The text of a template between a reply and the prompt for the next reply.
+
+    Args:
+        encoder: of the model that samples.
+        tools: the JSON text of the schemas of the functions that the model may call; empty: none.
+    """
+
+    def __init__(self, encoder: ChatEncoder, tools: str = "") -> None:
+        self.encoder = encoder
+        self.question = Message("user", "a", tools=tools)
+
+    def after(self, stop: int, calls: Sequence[Json], turns: Conversation) -> tuple[int, ...]:
+        """The ids between a sampled reply and the next one: what the environment says, and the
+        beginning of the next reply.
+
+        Args:
+            stop: the id that ended the reply; it is not repeated.
+            calls: the functions that the reply calls, in OpenAI's format with their ids.
+            turns: of the environment, at least one.
+
+        Raises:
+            DataError: the template refuses these turns, leaves one out, or has no mark between a
+                reply and them.
+        """
+        behind = self._behind(calls, turns)
+        text = self._without_end(behind, _first_place(behind, turns))
+        last = self.encoder.tokenizer.decode([stop], skip_special_tokens=False)
+        return tuple(self.encoder.continued(last, text))
+
+    def _behind(self, calls: Sequence[Json], turns: Conversation) -> str:
+        """What the template writes behind the words of a reply, or behind the last value of its
+        last call.
+        """
+        if calls:  # of a template that knows none, what follows on a reply
+            one, other = (
+                self.encoder.chat.if_taken(talk, waiting=True) for talk in self._talks(calls, turns)
+            )
+            if one and other and one != other:
+                return common_end(one, other)
+        one, other = (
+            self.encoder.chat.render(talk, waiting=True) for talk in self._talks((), turns)
+        )
+        if one == other:
+            raise DataError(
+                "the chat template leaves out earlier replies; set model.chat_template to one that "
+                "keeps them",
+            )
+        return common_end(one, other)
+
+    def _talks(self, calls: Sequence[Json], turns: Conversation) -> list[Conversation]:
+        return [(self.question, _reply(word, calls), *turns) for word in _WORDS]
+
+    def _without_end(self, behind: str, limit: int) -> str:
+        """The text behind the mark that ends a reply, which was sampled.
+
+        Where a template ends an earlier reply with another mark than the last one, as gpt-oss's
+        does, the sampled one stays in its place.
+        """
+        tokenizer = self.encoder.tokenizer
+        end = self.encoder.chat.stop.search(behind)
+        if end is not None and end.end() <= limit:
+            return behind[end.end() :]
+        first = tokenizer(behind, add_special_tokens=False)["input_ids"][:1]
+        if {*first} <= {*tokenizer.all_special_ids}:
+            return behind.removeprefix(tokenizer.decode(first, skip_special_tokens=False))
+        raise DataError(
+            "the chat template has no mark between a reply and the turn behind it; set "
+            "model.chat_template to one that ends replies",
+        )
+
+
+def common_end(one: str, other: str) -> str:
+    """The longest text with which both texts end."""
+    pairs = zip(reversed(one), reversed(other), strict=False)
+    length = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return one[len(one) - length :]
+
+
+def _reply(word: str, calls: Sequence[Json]) -> Message:
+    """A reply of this word, or with the same calls whose last argument is this word."""
+    if not calls:
+        return Message("assistant", word)
+    *others, last = calls
+    probed = last | {"function": last["function"] | {"arguments": {"word": word}}}
+    return Message("assistant", "", tool_calls=tuple(map(json.dumps, (*others, probed))))
+
+
+def _first_place(text: str, turns: Conversation) -> int:
+    """The place of the first turn's words in a text; results of tools may be written as JSON.
+
+    Raises:
+        DataError: the words of a turn are not there.
+    """
+    places = [0]
+    for turn in turns:
+        words = turn.content.strip()
+        forms = words, json.dumps(words)[1:-1], json.dumps(words, ensure_ascii=False)[1:-1]
+        places.append(max(text.find(form, places[-1]) for form in forms))
+        if places[-1] < 0:
+            raise DataError(
+                f"the chat template leaves out or rewrites {turn.role} turns; set "
+                "model.chat_template to one that keeps them",
+            )
+    return places[1]

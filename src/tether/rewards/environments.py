@@ -1,0 +1,276 @@
+"""Environments of the user, side by side in threads: whatever one does, raise, hang, return
+nonsense, the run goes on with the others.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Protocol, TypeVar, cast
+
+from tether.core.errors import STOPS, DataError, error_words
+from tether.core.protocols import Turn
+from tether.core.secrets import redact
+from tether.core.types import (
+    ChatRole,
+    Conversation,
+    Json,
+    JsonValue,
+    Message,
+    Prompt,
+    Rollout,
+    Score,
+)
+from tether.rewards.calling import settled, title_of
+from tether.rewards.loading import load_object
+from tether.rewards.parts import RewardParts
+from tether.rewards.surroundings import surroundings
+from tether.rewards.tools import ToolEnvironment, schemas
+from tether.settings.environment import EnvironmentConfig
+
+T = TypeVar("T")
+LONGEST = 100_000
+"""Characters of what an environment may say at once."""
+ROLES: dict[str, ChatRole] = {"user": "user", "tool": "tool", "system": "system"}
+
+
+class UserEnvironment(Protocol):
+    """An environment as users write it. Both methods may be coroutines.
+
+    `reset` gets the columns of the task's row, with its messages as `prompt`, and returns the messages
+    that the first reply answers, a text for one more user turn, or None for the prompt as it is.
+    `step` gets a reply, a message with its `tool_calls` if it has some, and returns messages or a
+    text, a reward or None, and whether the episode is over.
+    """
+
+    def reset(self, task: Json) -> JsonValue: ...
+    def step(self, message: Json) -> tuple[JsonValue, float | None, bool]: ...
+
+
+@dataclass(kw_only=True)
+class _Player:
+    """One episode's environment, with the replies that led to where it is."""
+
+    make: Callable[[], UserEnvironment]
+    prompt: Prompt
+    replies: list[Message] = field(default_factory=list)
+    answers: list[Turn] = field(default_factory=list)
+    environment: UserEnvironment | None = None
+
+    def begin(self) -> Conversation:
+        self.environment = self.make()
+        task = {
+            **self.prompt.metadata,
+            **self.prompt.row,
+            "prompt": [message.as_row() for message in self.prompt.messages],
+        }
+        opening = settled(self.environment.reset(task))
+        if opening is None:
+            return self.prompt.messages
+        if isinstance(opening, str):
+            return (*self.prompt.messages, Message("user", _clean(opening)))
+        return messages_of(opening)
+
+    def step(self, reply: Message) -> Turn:
+        if self.environment is None:
+            self._replay()
+        assert self.environment is not None
+        turn = turn_of(settled(self.environment.step(reply.as_row())))
+        self.replies.append(reply)
+        self.answers.append(turn)
+        return turn
+
+    def _replay(self) -> None:
+        """Lead a fresh environment to where the one that failed was.
+
+        Raises:
+            DataError: it says something else on the way.
+        """
+        self.begin()
+        assert self.environment is not None
+        for reply, answer in zip(self.replies, self.answers, strict=True):
+            if turn_of(settled(self.environment.step(reply.as_row()))) != answer:
+                raise DataError("a fresh environment answers the same replies otherwise")
+
+
+class EnvironmentThreads:
+    """Has the interface of core.protocols.Environments; each episode's environment works in a
+    thread of its own.
+
+    Args:
+        make: a fresh environment.
+        time_limit: seconds for all of them to answer once.
+        retries: how often one that failed is made anew and led to the same place by the same replies.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], UserEnvironment],
+        tools: str = "",
+        *,
+        time_limit: float = 30.0,
+        retries: int = 1,
+    ) -> None:
+        self.make = make
+        self.tools = tools
+        self.time_limit = time_limit
+        self.retries = retries
+        self.source = f"the environment {title_of(make)}"
+        self.players: dict[int, _Player] = {}
+
+    def begin(self, tasks: Mapping[int, Prompt]) -> dict[int, Conversation | str]:
+        self.players = {
+            number: _Player(make=self.make, prompt=prompt) for number, prompt in tasks.items()
+        }
+        return self._tried({number: player.begin for number, player in self.players.items()})
+
+    def step(self, replies: Mapping[int, Message]) -> dict[int, Turn | str]:
+        return self._tried(
+            {
+                number: lambda number=number, reply=reply: self.players[number].step(reply)
+                for number, reply in replies.items()
+            },
+        )
+
+    def end(self) -> None:
+        self.players = {}
+
+    def _tried(self, calls: Mapping[int, Callable[[], T]]) -> dict[int, T | str]:
+        """The results of some calls, or the last reason why one has none."""
+        results: dict[int, T | str] = {}
+        for _ in range(1 + self.retries):
+            left = {n: call for n, call in calls.items() if isinstance(results.get(n, ""), str)}
+            if not left:
+                break
+            for number in left if results else ():
+                old = self.players[number]
+                self.players[number] = replace(old, environment=None)
+            results |= self._made(left)
+        return results
+
+    def _made(self, calls: Mapping[int, Callable[[], T]]) -> dict[int, T | str]:
+        """The results of calls, each in a thread that is left behind if it takes too long."""
+        futures = {number: Future[T]() for number in calls}
+        with surroundings(self.source):
+            for number, call in calls.items():
+                work = (futures[number], call)
+                threading.Thread(target=_settle, args=work, daemon=True, name=self.source).start()
+            wait(futures.values(), self.time_limit)
+        return {number: self._result(future) for number, future in futures.items()}
+
+    def _result(self, future: Future[T]) -> T | str:
+        if not future.done():
+            return f"{self.source} gave no answer within {self.time_limit:g} s"
+        error = future.exception()
+        if error is None:
+            return future.result()
+        if isinstance(error, STOPS):
+            raise error
+        return redact(
+            str(error)
+            if isinstance(error, DataError)
+            else f"{self.source} raised {error_words(error)}",
+        )
+
+
+def _settle(future: Future[T], call: Callable[[], T]) -> None:
+    try:
+        future.set_result(call())
+    except BaseException as error:  # noqa: BLE001 - the user's code may raise anything
+        future.set_exception(error)
+
+
+def turn_of(returned: JsonValue) -> Turn:
+    """What `step` returned.
+
+    Raises:
+        DataError: it is not (messages, reward, done), or goes on without a message.
+    """
+    if not isinstance(returned, tuple | list) or len(returned) != 3:
+        raise DataError("step returned no (messages, reward, done)")
+    words, reward, done = returned
+    if not (reward is None or (isinstance(reward, int | float) and math.isfinite(reward))):
+        raise DataError(f"step returned the reward {reward!r:.60}")
+    turns = messages_of([{"role": "user", "content": words}] if isinstance(words, str) else words)
+    if not (done or turns):
+        raise DataError("step returned neither a message nor the end of the episode")
+    return Turn(turns, None if reward is None else float(reward), bool(done))
+
+
+def messages_of(rows: JsonValue) -> Conversation:
+    """Messages as dicts with role and content; None is none.
+
+    Raises:
+        DataError: they are something else, or longer than LONGEST characters.
+    """
+    rows = [rows] if isinstance(rows, Mapping) else rows or []
+    if not isinstance(rows, Sequence) or not all(isinstance(row, Mapping) for row in rows):
+        raise DataError(f"an environment's messages are {type(rows).__name__}, not a list of dicts")
+    for row in rows:
+        if row.get("role") not in ROLES:
+            raise DataError(
+                f"an environment's message has the role {row.get('role')!r:.40}, and may have "
+                f"{', '.join(ROLES)}",
+            )
+    return tuple(
+        Message(
+            ROLES[row["role"]],
+            _clean(row.get("content")),
+            name=str(row.get("name") or ""),
+            tool_call_id=str(row.get("tool_call_id") or ""),
+        )
+        for row in rows
+    )
+
+
+def _clean(text: JsonValue) -> str:
+    """A text that a tokenizer takes.
+
+    Raises:
+        DataError: it is none, or longer than LONGEST characters.
+    """
+    if not isinstance(text, str):
+        raise DataError(f"an environment's message has the content {text!r:.40}, which is no text")
+    if len(text) > LONGEST:
+        raise DataError(
+            f"an environment's message has {len(text):,} characters, and may have {LONGEST:,}",
+        )
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+class EpisodeReward:
+    """Implements core.protocols.RewardSource: what the environments gave."""
+
+    name = "environment"
+
+    def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        missing = Score(None, reason="the response is no episode of an environment")
+        return [rollout.outcome or missing for rollout in rollouts]
+
+
+def episode_reward(parts: RewardParts) -> EpisodeReward:
+    return EpisodeReward()
+
+
+def environments_of(config: EnvironmentConfig) -> EnvironmentThreads:
+    """The environments that settings name.
+
+    Raises:
+        ConfigError: a name leads to nothing that can be called, or a tool has no schema.
+    """
+    functions = [load_object(call, "environment.tools") for call in config.tools]
+    make = (
+        partial(ToolEnvironment, functions)
+        if config.call is None
+        else cast(Callable[[], UserEnvironment], load_object(config.call, "environment.call"))
+    )
+    return EnvironmentThreads(
+        make,
+        schemas(functions) if functions else "",
+        time_limit=config.time_limit,
+        retries=config.retries,
+    )

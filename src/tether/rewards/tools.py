@@ -1,0 +1,79 @@
+"""Functions of the user as tools: their schemas, and an environment that runs the calls of a reply."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+
+from pydantic import ConfigDict, ValidationError, validate_call
+
+from tether.core.errors import ConfigError, error_words, one_line
+from tether.core.secrets import redact
+from tether.core.types import Json, JsonValue
+from tether.rewards.calling import settled
+
+
+def schemas(functions: Sequence[Callable[..., object]]) -> str:
+    """The JSON text of the functions' schemas, from their types and docstrings, as transformers
+    makes them.
+
+    Raises:
+        ConfigError: a function lacks a type or a description.
+    """
+    from transformers.utils import get_json_schema
+
+    rows = []
+    for function in functions:
+        try:
+            rows.append(get_json_schema(function))
+        except Exception as error:
+            raise ConfigError(
+                f"the tool {function.__name__} needs a docstring that describes it and each of its "
+                f"arguments under 'Args:', and a type for each argument: {one_line(error)}",
+            ) from error
+    return json.dumps(rows)
+
+
+class ToolEnvironment:
+    """Runs the calls of a reply, one after another, and answers each with a message; a reply that
+    calls nothing ends the episode.
+
+    A wrong call is answered with its fault, for the policy to read.
+    """
+
+    def __init__(self, functions: Sequence[Callable[..., object]]) -> None:
+        checked = validate_call(config=ConfigDict(arbitrary_types_allowed=True))
+        self.functions = {function.__name__: checked(function) for function in functions}
+
+    def reset(self, task: Json) -> None:
+        return None
+
+    def step(self, message: Json) -> tuple[list[Json], None, bool]:
+        calls = message.get("tool_calls") or []
+        return [self._answer(call) for call in calls], None, not calls
+
+    def _answer(self, call: Json) -> Json:
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        return {
+            "role": "tool",
+            "name": name,
+            "tool_call_id": call["id"],
+            "content": self._result(name, arguments),
+        }
+
+    def _result(self, name: str, arguments: Mapping[str, JsonValue]) -> str:
+        function = self.functions.get(name)
+        if function is None:
+            return _fault(f"there is no function {name}; there are {', '.join(self.functions)}")
+        try:
+            returned = settled(function(**arguments))
+            return returned if isinstance(returned, str) else json.dumps(returned, default=str)
+        except ValidationError as error:
+            faults = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
+            return _fault("; ".join(faults))
+        except Exception as error:  # noqa: BLE001 - the user's code may raise anything
+            return _fault(redact(error_words(error)))
+
+
+def _fault(text: str) -> str:
+    return json.dumps({"error": text})

@@ -1,0 +1,283 @@
+"""Episodes: rollouts of several replies, with what an environment says between them.
+
+The engine draws token ids, and what the environment says is appended to them (`data.bridge`). So
+the policy learns exactly the tokens that it drew. All episodes make their turns together, and a
+draw depends on (seed, task, sample, turn, position) and on the policy alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from tether.core.errors import DataError
+from tether.core.protocols import Environments, Turn
+from tether.core.thoughts import opened_by
+from tether.core.types import (
+    ChatRole,
+    Conversation,
+    Message,
+    Prompt,
+    Rollout,
+    RolloutGroup,
+    Sampling,
+    Score,
+    Spans,
+    StopReason,
+)
+from tether.data.bridge import TurnBridge
+from tether.data.calls import Calls
+from tether.data.chat import ChatEncoder
+from tether.rollout.drawn import OPENING, Drawn, Ids, encode_prompts
+from tether.rollout.talk import TokenEngine, talk_with
+from tether.settings.environment import EpisodeLimits
+
+BEGINNING = 64
+"""Tokens before a reply that hold the beginning of its turn."""
+SAMPLES, TURNS = 1 << 12, 1 << 12
+"""More than the samples of a task, and the turns of an episode."""
+_COMPLAINERS: tuple[ChatRole, ...] = ("tool", "user")
+
+
+@dataclass(kw_only=True)
+class _Episode:
+    """An episode that is played; `ids` are those behind its prompt, and `spans` what the policy
+    wrote of them.
+    """
+
+    prompt: Prompt
+    place: int
+    sample: int
+    start: Ids = ()
+    ids: Ids = ()
+    spans: Spans = ()
+    logprobs: tuple[float, ...] = ()
+    turns: Conversation = ()
+    rewards: tuple[tuple[int, float], ...] = ()
+    calls: int = 0
+    unread: int = 0
+    text: str = ""
+    end: StopReason | None = None
+    failure: str = ""
+
+    @property
+    def ordinal(self) -> int:
+        """The number by which the draws of the next reply differ from all others of a run."""
+        return ((self.place + 1) * SAMPLES + self.sample) * TURNS + len(self.spans)
+
+    def write(self, drawn: Drawn, room: int) -> None:
+        """Append a reply, or as much of it as there is room for."""
+        ids, begin = drawn.ids[:room], len(self.ids)
+        self.ids += ids
+        self.spans += ((begin, begin + len(ids)),)
+        self.logprobs += drawn.logprobs[:room]
+        if len(ids) < len(drawn.ids) or drawn.reason is StopReason.LENGTH:
+            self.end = StopReason.LENGTH
+
+    def fail(self, reason: str) -> None:
+        self.failure = reason
+        self.end = self.end or StopReason.STOP_TOKEN
+
+    @property
+    def outcome(self) -> Score:
+        """The sum of the replies' rewards; failed where the environment failed, or gave none."""
+        if self.failure or not self.rewards:
+            return Score(None, reason=self.failure or "the environment gave no reward")
+        parts = {"turns": len(self.spans), "calls": self.calls, "unread_calls": self.unread}
+        return Score(sum(reward for _, reward in self.rewards), parts, steps=self.rewards)
+
+
+class EpisodeEngine:
+    """Has the interface of core.protocols.Engine; its rollouts are episodes.
+
+    Args:
+        engine: draws the replies.
+        context_length: of the model, in tokens.
+
+    Raises:
+        DataError: the chat template leaves out the tools, or has calls that cannot be read.
+    """
+
+    def __init__(
+        self,
+        engine: TokenEngine,
+        environments: Environments,
+        encoder: ChatEncoder,
+        limits: EpisodeLimits,
+        context_length: int = 2**31,
+    ) -> None:
+        self.engine = engine
+        self.environments = environments
+        self.encoder = encoder
+        self.limits = limits
+        self.context_length = context_length
+        self.bridge = TurnBridge(encoder, environments.tools)
+        self.calls = Calls(encoder, environments.tools) if environments.tools else None
+        self.policy_version = engine.policy_version
+
+    def update_weights(self, version: int) -> None:
+        self.engine.update_weights(version)
+        self.policy_version = version
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: Sampling,
+        *,
+        num_samples: int = 1,
+        seed: int = 0,
+        ordinals: Sequence[int] | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> list[RolloutGroup]:
+        """See core.protocols.Engine.generate.
+
+        Raises:
+            DataError: a prompt and its first reply do not fit the model's context.
+        """
+        places = range(len(prompts)) if ordinals is None else ordinals
+        episodes = [
+            _Episode(prompt=prompt, place=place, sample=sample)
+            for prompt, place in zip(prompts, places, strict=True)
+            for sample in range(num_samples)
+        ]
+        openings = [*self._openings(episodes, num_samples)]
+        rows = encode_prompts(self.encoder, openings, sampling, self.context_length)
+        for number, episode in enumerate(episodes):
+            episode.start = rows[number // num_samples]
+        room = min(self.limits.tokens, self.context_length - max(map(len, rows)))
+        talk = talk_with(self.engine, rows, places, sampling, num_samples, seed, room)
+        replies = dict(enumerate(talk.begin()))
+        while replies:
+            following = self._take(episodes, replies)
+            if progress:
+                progress(len(episodes) - len(following))
+            keys = {number: episodes[number].ordinal for number in following}
+            replies = talk.go_on(following, keys) if following else {}
+        self.environments.end()
+        rollouts = [self._rollout(episode, sampling) for episode in episodes]
+        return [
+            RolloutGroup(prompt, tuple(rollouts[first : first + num_samples]))
+            for prompt, first in zip(prompts, range(0, len(rollouts), num_samples), strict=True)
+        ]
+
+    def _openings(self, episodes: Sequence[_Episode], num_samples: int) -> Iterator[Prompt]:
+        """Begin all episodes; the opening of each task, which its episodes share."""
+        begun = self.environments.begin({n: e.prompt for n, e in enumerate(episodes)})
+        for first in range(0, len(episodes), num_samples):
+            group = range(first, first + num_samples)
+            opening = next((one for n in group if not isinstance(one := begun[n], str)), ())
+            for number in group:
+                result = begun[number]
+                if isinstance(result, str):
+                    episodes[number].failure = result
+                elif result != opening:
+                    episodes[number].failure = "the environment begins one task in several ways"
+            prompt = episodes[first].prompt
+            head, *others = opening or prompt.messages
+            shown = replace(head, tools=self.environments.tools or head.tools)
+            yield replace(prompt, messages=(shown, *others))
+
+    def _take(
+        self,
+        episodes: Sequence[_Episode],
+        replies: Mapping[int, Drawn],
+    ) -> dict[int, Ids]:
+        """Append a reply to each episode, and what its environment says to it: the ids of that, for
+        those that go on.
+        """
+        messages: dict[int, Message] = {}
+        answers: dict[int, Turn | str] = {}
+        for number, drawn in replies.items():
+            episode = episodes[number]
+            episode.write(drawn, self._room(episode))
+            episode.text = self.encoder.decode(drawn.ids)
+            if episode.failure:
+                answers[number] = episode.failure
+                continue
+            try:
+                messages[number] = self._read(episode)
+            except DataError as error:  # for the policy to read
+                episode.unread += 1
+                episode.turns += (Message("assistant", episode.text),)
+                fault = json.dumps({"error": str(error)})
+                answers[number] = Turn((Message(self._complainer, fault),))
+        for number, message in messages.items():
+            episodes[number].turns += (message,)
+            episodes[number].calls += len(message.tool_calls)
+        answers |= self.environments.step(messages)
+        ids = {number: self._go_on(episodes[number], answers[number]) for number in replies}
+        return {number: words for number, words in ids.items() if words}
+
+    def _room(self, episode: _Episode) -> int:
+        """Tokens that an episode may still have."""
+        return min(self.limits.tokens, self.context_length - len(episode.start)) - len(episode.ids)
+
+    def _read(self, episode: _Episode) -> Message:
+        """The last reply as a message. One that was cut calls nothing.
+
+        Raises:
+            DataError: it has a call that cannot be read.
+        """
+        if self.calls is None or episode.end is not None:
+            return Message("assistant", episode.text)
+        first, stop = episode.spans[-1]
+        before = (episode.start + episode.ids[:first])[-BEGINNING:]
+        return self.calls.read(before, episode.ids[first:stop], episode.calls)
+
+    def _go_on(self, episode: _Episode, answer: Turn | str) -> Ids:
+        """Append what the environment said, or end the episode; the appended ids."""
+        if isinstance(answer, str):
+            episode.fail(answer)
+            return ()
+        if answer.reward is not None:
+            episode.rewards += ((len(episode.ids) - 1, answer.reward),)
+        if episode.end is None and answer.done:
+            episode.end = StopReason.STOP_TOKEN
+        if episode.end is None and len(episode.spans) >= self.limits.turns:
+            episode.end = StopReason.TURNS
+        if episode.end is not None:
+            return ()
+        calls = [json.loads(call) for call in episode.turns[-1].tool_calls]
+        try:
+            ids = self.bridge.after(episode.ids[-1], calls, answer.messages)
+        except DataError as error:
+            episode.fail(str(error))
+            return ()
+        if len(ids) >= self._room(episode):
+            episode.end = StopReason.FULL
+            return ()
+        episode.ids += ids
+        episode.turns += answer.messages
+        return ids
+
+    @cached_property
+    def _complainer(self) -> ChatRole:
+        """The role of the turn that names a fault of a reply: a tool's, if the template knows one
+        without a call.
+        """
+        for role in _COMPLAINERS:
+            with suppress(DataError):
+                self.bridge.after(self.encoder.stop_ids[0], (), (Message(role, "fault"),))
+                return role
+        raise DataError("the chat template takes no turn behind a reply")
+
+    def _rollout(self, episode: _Episode, sampling: Sampling) -> Rollout:
+        assert episode.end is not None
+        return Rollout(
+            episode.start,
+            episode.ids,
+            episode.logprobs,
+            episode.end,
+            episode.text,
+            episode.sample,
+            self.policy_version,
+            sampling,
+            episode.prompt,
+            spans=episode.spans,
+            opening=opened_by(self.encoder.decode(episode.start[-OPENING:])),
+            turns=episode.turns,
+            outcome=episode.outcome,
+        )

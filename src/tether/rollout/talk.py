@@ -1,0 +1,182 @@
+"""Conversations with an engine: rows of ids that go on, turn by turn.
+
+The engine of this process keeps the keys and values of each conversation, so that a turn costs what
+it adds, however long the conversation is. Other engines read a conversation anew; servers have its
+beginning in their prefix cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import torch
+
+from tether.core.protocols import Engine
+from tether.core.types import Sampling
+from tether.rollout.cache import rows_that_fit
+from tether.rollout.drawn import Drawn, Ids
+from tether.rollout.local import LocalEngine, SlotDecoding
+from tether.rollout.sampling import counter_uniform
+
+
+class TokenEngine(Engine, Protocol):
+    """An engine that takes prompts as ids."""
+
+    def draw(
+        self,
+        rows: list[Ids],
+        ordinals: Sequence[int],
+        sampling: Sampling,
+        num_samples: int,
+        seed: int,
+    ) -> list[list[Drawn]]:
+        """`num_samples` responses to each row of prompt ids."""
+        ...
+
+
+class Talk(Protocol):
+    """Conversations by their numbers: those of the first prompt, of the second, and so on."""
+
+    def begin(self) -> list[Drawn]:
+        """The first reply of each."""
+        ...
+
+    def go_on(self, words: Mapping[int, Ids], ordinals: Mapping[int, int]) -> dict[int, Drawn]:
+        """The next reply of some, once these ids follow on what they have; the others are over.
+
+        Args:
+            ordinals: for the counters of the draws, as in `TokenEngine.draw`.
+        """
+        ...
+
+
+def talk_with(
+    engine: TokenEngine,
+    rows: list[Ids],
+    ordinals: Sequence[int],
+    sampling: Sampling,
+    num_samples: int,
+    seed: int,
+    room: int,
+) -> Talk:
+    """Conversations that begin with rows of prompt ids.
+
+    Args:
+        room: tokens that a conversation may have behind its prompt.
+    """
+    if isinstance(engine, LocalEngine) and engine.in_step is None:
+        count = len(rows) * num_samples
+        capacity = max(map(len, rows)) + room + 1
+        if rows_that_fit(engine.role.causal_model, capacity, count, engine.allowed) == count:
+            return _KeptTalk(engine, rows, list(ordinals), sampling, num_samples, seed, capacity)
+    return _ReadTalk(engine, rows, ordinals, sampling, num_samples, seed)
+
+
+class _ReadTalk:
+    """Conversations that the engine reads anew for every turn."""
+
+    def __init__(
+        self,
+        engine: TokenEngine,
+        rows: list[Ids],
+        ordinals: Sequence[int],
+        sampling: Sampling,
+        num_samples: int,
+        seed: int,
+    ) -> None:
+        self.engine = engine
+        self.prompts = rows
+        self.ordinals = ordinals
+        self.sampling = sampling
+        self.num_samples = num_samples
+        self.seed = seed
+        self.ids = [row for row in rows for _ in range(num_samples)]
+
+    def begin(self) -> list[Drawn]:
+        drawn = self.engine.draw(
+            self.prompts,
+            self.ordinals,
+            self.sampling,
+            self.num_samples,
+            self.seed,
+        )
+        replies = [reply for group in drawn for reply in group]
+        self.ids = [ids + reply.ids for ids, reply in zip(self.ids, replies, strict=True)]
+        return replies
+
+    def go_on(self, words: Mapping[int, Ids], ordinals: Mapping[int, int]) -> dict[int, Drawn]:
+        rows = [self.ids[number] + ids for number, ids in words.items()]
+        places = [ordinals[number] for number in words]
+        drawn = self.engine.draw(rows, places, self.sampling, 1, self.seed)
+        replies = {number: reply for number, (reply,) in zip(words, drawn, strict=True)}
+        for (number, reply), row in zip(replies.items(), rows, strict=True):
+            self.ids[number] = row + reply.ids
+        return replies
+
+
+class _KeptTalk(SlotDecoding):
+    """Conversations whose slots stay theirs between turns.
+
+    What is said goes through the model token by token, in all rows at once, aligned at its end.
+    """
+
+    @torch.no_grad()
+    def begin(self) -> list[Drawn]:
+        for product in self.decoder.products:
+            product.refresh()
+        self.owner = [-1] * len(self.request)
+        return [reply for _, reply in sorted(self._replies().items())]
+
+    @torch.no_grad()
+    def go_on(self, words: Mapping[int, Ids], ordinals: Mapping[int, int]) -> dict[int, Drawn]:
+        slots = {number: self.owner.index(number) for number in words}
+        outside = [slot for slot in slots.values() if slot >= len(words)]
+        inside = [slot for slot in range(len(words)) if self.owner[slot] not in words]
+        self._move(outside, inside)
+        self.rows = len(words)
+        numbers = self.owner[: self.rows]
+        last = [self.responses[row][-1][0] for row in range(self.rows)]
+        self._feed([(stop, *words[number]) for stop, number in zip(last, numbers, strict=True)])
+        positions = torch.arange(self.sampling.max_new_tokens, device=self.device)
+        places = self._sent([ordinals[number] for number in numbers])[:, None]
+        grid = positions.expand(self.rows, -1)
+        self.uniforms[: self.rows] = counter_uniform(
+            self.seed,
+            places.expand_as(grid),
+            torch.zeros_like(grid),
+            grid,
+        )
+        self.request[: self.rows] = numbers
+        self.responses[: self.rows] = [[] for _ in numbers]
+        self.finished.clear()
+        return self._replies()
+
+    def _replies(self) -> dict[int, Drawn]:
+        while self.busy:
+            self.admit()
+            self.step()
+        return dict(self.finished)
+
+    def _feed(self, texts: Sequence[Ids]) -> None:
+        """Tokens into the first rows, one after another; all rows end at the same pass."""
+        for left in range(max(map(len, texts)), 0, -1):
+            tokens = [ids[-left] if len(ids) >= left else 0 for ids in texts]
+            reads = [len(ids) >= left for ids in texts]
+            self.drawn[: self.rows] = self._sent(tokens)
+            self.active[: self.rows] = self._sent(reads)
+            self._advance(reads)
+
+    def _free(self, row: int) -> None:
+        self.owner[row] = self.request[row]
+        self.request[row] = -1
+
+    def _leave(self, ended: torch.Tensor) -> None:
+        rows = len(ended)
+        self.active[:rows] &= ~ended
+        self.steps[:rows].masked_fill_(ended, 0)
+
+    def _move(self, sources: list[int], targets: list[int]) -> None:
+        super()._move(sources, targets)
+        for a, b in zip(sources, targets, strict=True):
+            self.owner[a], self.owner[b] = self.owner[b], self.owner[a]

@@ -1,0 +1,53 @@
+"""Settings of environments: what answers the policy's replies, and the size of an episode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pydantic import Field
+
+from tether.settings.config import Config
+
+
+class EpisodeLimits(Config):
+    """The size of an episode."""
+
+    turns: int = Field(default=8, ge=1, lt=4096, description="replies of an episode, at most")
+    tokens: int = Field(
+        default=2048,
+        ge=1,
+        description="of an episode's replies and of what is said between them, at most",
+    )
+
+
+class EnvironmentConfig(EpisodeLimits):
+    """What answers the policy's replies: an environment, or tools that the policy may call."""
+
+    call: str | None = Field(
+        default=None,
+        description="path/to/file.py:Class, or module:Class, with reset(task) and step(message)",
+    )
+    tools: tuple[str, ...] = Field(
+        default=(),
+        description="functions, as path/to/file.py:name: a reply that calls none ends the episode",
+    )
+    time_limit: float = Field(
+        default=30.0,
+        gt=0,
+        description="seconds for all environments to answer once",
+    )
+    retries: int = Field(
+        default=1,
+        ge=0,
+        description="how often an environment that failed is made anew and led to the same place",
+    )
+
+    def faults(self) -> Iterator[str]:
+        if (self.call is None) == (not self.tools):
+            yield "an environment is a class (call) or functions (tools): give one of both"
+
+
+NO_REWARD = (
+    "reward_source = 'environment' needs an environment of one's own (environment.call); a function "
+    "of tools gives no reward: give a table function, or another reward"
+)

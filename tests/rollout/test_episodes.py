@@ -1,0 +1,357 @@
+"""Episodes against a scripted engine and against the engine of single replies."""
+
+import json
+import time
+
+import pytest
+import torch
+
+from tether.core.errors import DataError
+from tether.core.types import Prompt, Sampling, StopReason, user
+from tether.data.chat import ChatEncoder
+from tether.models.tiny import tiny_model, tiny_tokenizer
+from tether.models.trunk import Role
+from tether.rewards.environments import EnvironmentThreads
+from tether.rewards.tools import ToolEnvironment, schemas
+from tether.rollout import talk
+from tether.rollout.drawn import Drawn
+from tether.rollout.episodes import EpisodeEngine
+from tether.rollout.local import LocalEngine
+from tether.settings.environment import EpisodeLimits
+
+TASKS = [Prompt((user(text),), text) for text in ("one", "two")]
+SAMPLING = Sampling(max_new_tokens=64)
+CHATML = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
+    "<|end|>{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+class Scripted:
+    """An engine that writes given texts: the n-th reply of each episode."""
+
+    policy_version = 3
+
+    def __init__(self, encoder, *texts, cut=()):
+        self.encoder, self.texts, self.cut = encoder, texts, cut
+        self.rows, self.ordinals = [], []
+
+    def draw(self, rows, ordinals, sampling, num_samples, seed):
+        self.rows.append([*rows])
+        self.ordinals.append([*ordinals])
+        turn = len(self.rows) - 1
+        ids = tuple(self.encoder.tokenizer(self.texts[turn])["input_ids"])
+        ends = turn not in self.cut
+        reply = Drawn(
+            (*ids, 1) if ends else ids,
+            tuple(-0.1 * n for n in range(len(ids) + ends)),
+            StopReason.STOP_TOKEN if ends else StopReason.LENGTH,
+        )
+        return [[reply] * num_samples for _ in rows]
+
+
+class Echo:
+    """Repeats what it is told, and pays one for each reply; the third ends it."""
+
+    def reset(self, task):
+        self.turns = 0
+
+    def step(self, message):
+        self.turns += 1
+        return f"you said {message['content']}", 1.0, self.turns == 3
+
+
+def encoder(template=None):
+    return ChatEncoder(tiny_tokenizer(), (1,), template)
+
+
+def episodes(make, *texts, limits=None, tools="", template=None, cut=(), **how):
+    reader = encoder(template)
+    engine = Scripted(reader, *texts, cut=cut)
+    pool = EnvironmentThreads(make, tools, **how)
+    return EpisodeEngine(engine, pool, reader, limits or EpisodeLimits()), engine
+
+
+def play(engine, **how):
+    return [r for group in engine.generate(TASKS, SAMPLING, **how) for r in group.rollouts]
+
+
+def test_an_episode_is_what_the_template_writes_of_the_conversation():
+    engine, script = episodes(Echo, "a", "b <think>", "c")
+    for rollout in play(engine, num_samples=2):
+        asked = [rollout.prompt.messages[0].as_row()]
+        for text in ("a", "b <think>"):
+            asked += [
+                {"role": "assistant", "content": text},
+                {"role": "user", "content": f"you said {text}"},
+            ]
+        whole = engine.encoder.tokenizer.apply_chat_template(
+            [*asked, {"role": "assistant", "content": "c"}],
+            return_dict=True,
+        )["input_ids"]
+        assert [*rollout.prompt_ids, *rollout.response_ids] == whole
+        texts = [
+            engine.encoder.tokenizer.decode(rollout.response_ids[start:stop])
+            for start, stop in rollout.spans
+        ]
+        assert texts == ["a<|end|>", "b <think><|end|>", "c<|end|>"]
+        assert len(rollout.logprobs) == rollout.num_written == 2 + 10 + 2
+        assert rollout.outcome.value == 3 and rollout.text == "c" and rollout.finished
+        ends = [stop - 1 for _, stop in rollout.spans]
+        assert rollout.outcome.steps == tuple((end, 1.0) for end in ends)
+    assert [len(rows) for rows in script.rows] == [2, 4, 4]
+
+
+def test_draws_of_two_episodes_or_turns_never_have_the_same_counter():
+    engine, script = episodes(Echo, "a", "b", "c")
+    play(engine, num_samples=3, ordinals=[0, 1])
+    later = [place for places in script.ordinals[1:] for place in places]
+    assert len(set(later)) == len(later) == 12
+    assert not {0, 1} & set(later)
+
+
+def test_one_reply_is_the_rollout_of_the_engine_itself():
+    class Once:
+        def reset(self, task):
+            return None
+
+        def step(self, message):
+            return None, float(len(message["content"])), True
+
+    local = LocalEngine(Role(tiny_model(0)), encoder())
+    engine = EpisodeEngine(local, EnvironmentThreads(Once), local.encoder, EpisodeLimits())
+    sampling = Sampling(max_new_tokens=16)
+    plain = local.generate(TASKS, sampling, num_samples=3, seed=5, ordinals=[4, 9])
+    mine = engine.generate(TASKS, sampling, num_samples=3, seed=5, ordinals=[4, 9])
+    for one, other in zip(plain, mine, strict=True):
+        for a, b in zip(one.rollouts, other.rollouts, strict=True):
+            for name in ("prompt_ids", "response_ids", "logprobs", "stop_reason", "text", "spans"):
+                assert getattr(a, name) == getattr(b, name)
+            assert b.outcome.value == len(b.text)
+
+
+def test_a_random_policy_plays_on_until_its_limits():
+    class Forever(Echo):
+        def step(self, message):
+            return "go on", None, False
+
+    local = LocalEngine(Role(tiny_model(1)), encoder())
+    with torch.no_grad():  # a model that often ends its turn
+        local.role.causal_model.get_output_embeddings().weight[1] *= 3
+    limits = EpisodeLimits(turns=3, tokens=90)
+    engine = EpisodeEngine(local, EnvironmentThreads(Forever), local.encoder, limits)
+    sampling = Sampling(max_new_tokens=8)
+    groups = engine.generate(TASKS, sampling, num_samples=16, seed=2)
+    rollouts = [r for group in groups for r in group.rollouts]
+    assert {r.stop_reason for r in rollouts} >= {StopReason.LENGTH, StopReason.TURNS}
+    for r in rollouts:
+        assert len(r.response_ids) <= 90 and len(r.spans) <= 3
+        assert r.outcome.value is None and "no reward" in r.outcome.reason
+        scores = local.role.model(input_ids=torch.tensor([[*r.prompt_ids, *r.response_ids]])).logits
+        logprobs = scores[0].log_softmax(-1)
+        places = [p for start, stop in r.spans for p in range(start, stop)]
+        first = len(r.prompt_ids) - 1
+        for place, logprob in zip(places, r.logprobs, strict=True):
+            own = float(logprobs[first + place, r.response_ids[place]])
+            assert own == pytest.approx(logprob, abs=2e-4)
+    again = engine.generate(TASKS, sampling, num_samples=16, seed=2)
+    assert [r.response_ids for g in again for r in g.rollouts] == [r.response_ids for r in rollouts]
+
+
+def test_a_cut_reply_ends_the_episode_without_an_invented_end():
+    engine, _ = episodes(Echo, "a", "b", cut=(1,))
+    for rollout in play(engine):
+        assert rollout.stop_reason is StopReason.LENGTH and not rollout.finished
+        assert rollout.response_ids[-1] != 1
+        assert rollout.outcome.value == 2
+
+
+def test_words_that_do_not_fit_end_the_episode():
+    class Long(Echo):
+        def step(self, message):
+            return "long " * 100, 0.5, False
+
+    engine, _ = episodes(Long, "a", limits=EpisodeLimits(tokens=100))
+    for rollout in play(engine):
+        assert rollout.stop_reason is StopReason.FULL
+        assert len(rollout.response_ids) == 2 and rollout.outcome.value == 0.5
+
+
+class Raises(Echo):
+    def step(self, message):
+        raise OSError("the disk is gone")
+
+
+class Hangs(Echo):
+    def step(self, message):
+        time.sleep(20)
+
+
+class Nonsense(Echo):
+    def step(self, message):
+        return 3
+
+
+class Silent(Echo):
+    def step(self, message):
+        return [], 1.0, False
+
+
+class Huge(Echo):
+    def step(self, message):
+        return "x" * 10_000_000, 1.0, False
+
+
+class Assistant(Echo):
+    def step(self, message):
+        return [{"role": "assistant", "content": "I say"}], 1.0, False
+
+
+class NoReset(Echo):
+    def reset(self, task):
+        raise KeyError("task")
+
+
+class NotANumber(Echo):
+    def step(self, message):
+        return "x", "three", False
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (Raises, "OSError: the disk is gone"),
+        (Hangs, "no answer within 0.3 s"),
+        (Nonsense, "(messages, reward, done)"),
+        (Silent, "neither a message nor the end"),
+        (Huge, "10,000,000 characters"),
+        (Assistant, "role 'assistant'"),
+        (NoReset, "KeyError"),
+        (NotANumber, "'three'"),
+    ],
+)
+def test_a_failure_is_named_and_no_reward(make, reason):
+    engine, script = episodes(make, "a", "b", time_limit=0.3)
+    for rollout in play(engine, num_samples=2):
+        assert rollout.outcome.value is None and reason in rollout.outcome.reason
+        assert len(rollout.spans) == 1
+    assert len(script.rows) == 1
+
+
+def test_one_that_fails_leaves_the_others_alone():
+    class Odd(Echo):
+        def reset(self, task):
+            super().reset(task)
+            self.bad = task["prompt"][0]["content"] == "two"
+
+        def step(self, message):
+            if self.bad:
+                time.sleep(20)
+            return super().step(message)
+
+    began = time.monotonic()
+    engine, _ = episodes(Odd, "a", "b", "c", time_limit=0.3, retries=0)
+    one, two = play(engine)
+    assert one.outcome.value == 3 and two.outcome.value is None
+    assert time.monotonic() - began < 5
+
+
+def test_a_fresh_environment_is_led_to_where_the_other_failed():
+    made = []
+
+    class Flaky(Echo):
+        def __init__(self):
+            made.append(self)
+            self.number = len(made)
+
+        def step(self, message):
+            if self.number <= 2 and self.turns == 1:
+                raise OSError
+            return super().step(message)
+
+    engine, _ = episodes(Flaky, "a", "b", "c")
+    assert [r.outcome.value for r in play(engine)] == [3, 3]
+    assert len(made) == 4
+
+
+def test_surrogates_reach_no_tokenizer():
+    class Broken(Echo):
+        def step(self, message):
+            return "a\ud800b", 1.0, bool(self.turns) or setattr(self, "turns", 1)
+
+    engine, _ = episodes(Broken, "a", "b")
+    assert all(r.outcome.value == 2 for r in play(engine))
+
+
+def add(a: int, b: int = 1) -> int:
+    """Add two numbers.
+
+    Args:
+        a: the first
+        b: the second
+    """
+    if a == 13:
+        raise ValueError("bad luck")
+    return a + b
+
+
+def test_calls_are_run_and_wrong_ones_are_answered_with_their_fault():
+    texts = [
+        '<tool_call>{"name": "add", "arguments": {"a": 2, "b": 3}}</tool_call>',
+        '<tool_call>{"name": "add", "arguments": {"a": "two"}}</tool_call>'
+        '<tool_call>{"name": "sub", "arguments": {}}</tool_call>',
+        '<tool_call>{"name": "add"</tool_call>',
+        '<tool_call>{"name": "add", "arguments": {"a": 13}}</tool_call>',
+        "It is 5.",
+    ]
+    engine, _ = episodes(
+        lambda: ToolEnvironment([add]),
+        *texts,
+        tools=schemas([add]),
+        template=CHATML,
+    )
+    for rollout in play(engine):
+        said = [turn.content for turn in rollout.turns if turn.role == "tool"]
+        assert said[0] == "5"
+        faults = [json.loads(text)["error"] for text in said[1:]]
+        for fault, word in zip(
+            faults,
+            ["integer", "no function sub", "cannot be read", "bad luck"],
+            strict=True,
+        ):
+            assert word in fault
+        assert rollout.text == "It is 5." and rollout.stop_reason is StopReason.STOP_TOKEN
+        parts = rollout.outcome.reason
+        assert "no reward" in parts
+        assert '"add"' in engine.encoder.decode(rollout.prompt_ids)
+
+
+def test_a_template_without_calls_is_refused():
+    with pytest.raises(DataError, match="tools"):
+        episodes(lambda: ToolEnvironment([add]), "a", tools=schemas([add]))
+
+
+def test_a_kept_conversation_draws_what_one_read_anew_does(monkeypatch):
+    class Forever(Echo):
+        def step(self, message):
+            return f"go on {len(message['content'])}", 0.0, False
+
+    def played():
+        local = LocalEngine(Role(tiny_model(1)), encoder())
+        with torch.no_grad():
+            local.role.causal_model.get_output_embeddings().weight[1] *= 3
+        limits = EpisodeLimits(turns=5, tokens=200)
+        engine = EpisodeEngine(local, EnvironmentThreads(Forever), local.encoder, limits)
+        how = {"num_samples": 8, "seed": 3}
+        groups = engine.generate(TASKS, Sampling(max_new_tokens=16), **how)
+        return [r for group in groups for r in group.rollouts]
+
+    kept = played()
+    monkeypatch.setattr(talk, "rows_that_fit", lambda *_: 0)
+    anew = played()
+    assert max(len(r.spans) for r in kept) == 5
+    for one, other in zip(kept, anew, strict=True):
+        assert one.response_ids == other.response_ids and one.spans == other.spans
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)

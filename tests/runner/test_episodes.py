@@ -1,0 +1,171 @@
+"""Stages that sample, with an environment in place of single answers."""
+
+import json
+import math
+
+import pytest
+
+import tether
+from tether.core.rundir import read_jsonl
+
+GUESS = '''
+class Guess:
+    """Say a word with the letter; each reply costs a tenth."""
+
+    def reset(self, task):
+        self.letter = task["letter"]
+        self.left = 3
+
+    async def step(self, message):
+        self.left -= 1
+        right = self.letter in message["content"]
+        return f"no {self.letter}", 1.0 * right - 0.1, right or not self.left
+
+
+def double(x: int) -> int:
+    """Twice a number.
+
+    Args:
+        x: the number
+    """
+    return 2 * x
+
+
+def length(prompts, responses):
+    return [len(response) / 10 for response in responses]
+'''
+TEMPLATE = """{%- if tools -%}{{ tools | tojson }}{%- endif -%}
+{%- for m in messages -%}<|{{ m.role }}|>{{ m.content }}
+{%- for c in m.tool_calls or [] -%}<tool_call>{{ c.function | tojson }}</tool_call>{%- endfor -%}
+<|end|>{%- endfor -%}{%- if add_generation_prompt -%}<|assistant|>{%- endif -%}"""
+OFTEN = ["<|end|>", *"abcdefghijklmnopqrstuvwxyz0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"]
+"""A random model that stops at any of these ends most of its replies."""
+STAGES = ["ppo", "grpo", "reinforce", "best_of_n", "online_direct"]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "guess.py").write_text(GUESS)
+    (tmp_path / "template.jinja").write_text(TEMPLATE)
+    rows: list[object] = [{"prompt": f"say {c}", "letter": c} for c in "aeiou"]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path
+
+
+def recipe(stage, environment, **settings):
+    return {
+        "run": "run",
+        "model": {
+            "source": "tiny",
+            "dtype": "float32",
+            "chat_template": "template.jinja",
+            "stop_tokens": OFTEN,
+        },
+        stage: {
+            "data": {"path": "rows.jsonl"},
+            "environment": environment,
+            "steps": 3,
+            "prompts_per_step": 2,
+            "samples_per_prompt": 4,
+            "max_new_tokens": 12,
+            **settings,
+        },
+    }
+
+
+def metrics(run):
+    return list(read_jsonl(run.path / run.stage / "metrics.jsonl"))
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_stage_that_samples_learns_from_episodes(folder, stage):
+    run = tether.run(recipe(stage, {"call": "guess.py:Guess", "turns": 4}), progress=False)
+    rows = metrics(run)
+    assert len(rows) == 3
+    for row in rows:
+        assert math.isfinite(row["reward/proxy"]) and row["reward/failed"] == 0
+        assert -0.4 < row["reward/proxy"] < 1
+    samples = list(read_jsonl(run.path / stage / "samples.jsonl"))
+    assert any("[user] no " in row["response"] for row in samples)
+
+
+def test_rewards_of_single_turns_reach_their_tokens(folder):
+    settings = recipe("ppo", {"call": "guess.py:Guess"}, step_rewards=True, baseline="none")
+    rows = metrics(tether.run(settings, progress=False))
+    assert all(math.isfinite(row["reward/shaped"]) for row in rows)
+
+
+def test_functions_are_tools_from_python(folder):
+    def half(x: int) -> float:
+        """Half of a number.
+
+        Args:
+            x: the number
+        """
+        return x / 2
+
+    run = tether.grpo(
+        {**recipe("grpo", {})["model"], "stop_tokens": ["<|end|>"]},
+        "rows.jsonl",
+        lambda prompts, responses: [len(response) / 10 for response in responses],
+        tools=[half],
+        steps=1,
+        prompts_per_step=1,
+        samples_per_prompt=2,
+        max_new_tokens=8,
+        run=folder / "tools",
+        progress=False,
+    )
+    (row,) = metrics(run)
+    assert row["reward/failed"] == 0
+    config = json.loads((run.path / "grpo" / "config.json").read_text())
+    assert "half" in config["grpo"]["environment"]["tools"][0]
+
+
+def test_a_run_that_was_interrupted_plays_the_same_episodes(folder):
+    environment = {"call": "guess.py:Guess"}
+    whole = tether.run({**recipe("grpo", environment), "run": "whole"}, progress=False)
+
+    def stop(step, metrics):
+        raise KeyboardInterrupt
+
+    with pytest.raises(BaseException):  # noqa: B017, PT011  (of Ctrl-C)
+        tether.run(recipe("grpo", environment), on_step=stop, progress=False)
+    run = tether.run(recipe("grpo", environment), progress=False)
+    one, other = (
+        [row["response"] for row in read_jsonl(r.path / "grpo" / "samples.jsonl")]
+        for r in (whole, run)
+    )
+    assert one == other
+
+
+@pytest.mark.parametrize(
+    ("environment", "further", "words"),
+    [
+        ({}, {}, "give one of both"),
+        ({"call": "guess.py:Guess", "tools": ["guess.py:double"]}, {}, "give one of both"),
+        ({"call": "guess.py:Missing"}, {}, "no function 'Missing'"),
+        ({"call": "missing.py:Guess"}, {}, "the file is not there"),
+        ({"tools": ["guess.py:length"]}, {"function": {"call": "guess.py:length"}}, "docstring"),
+        ({"tools": ["guess.py:double"]}, {}, "gives no reward"),
+        ({"call": "guess.py:Guess"}, {"max_staleness": 1}, "max_staleness"),
+        ({"call": "guess.py:Guess"}, {"engine": {"kind": "served"}}, "engine.kind"),
+    ],
+)
+def test_what_cannot_be_played_is_refused_before_the_first_step(
+    folder,
+    environment,
+    further,
+    words,
+):
+    with pytest.raises(tether.TetherError, match=words):
+        tether.run(recipe("grpo", environment, **further), progress=False)
+    assert not (folder / "run" / "grpo" / "metrics.jsonl").exists()
+
+
+def test_a_model_whose_template_has_no_tools_is_told_of_one_that_has(folder):
+    settings = recipe("grpo", {"tools": ["guess.py:double"]}, function={"call": "guess.py:length"})
+    settings["model"]["chat_template"] = None
+    with pytest.raises(tether.TetherError, match="chatml-tools"):
+        tether.run(settings, progress=False)
