@@ -148,7 +148,7 @@ def test_a_run_that_was_interrupted_plays_the_same_episodes(folder):
         ({"call": "guess.py:Missing"}, {}, "no function 'Missing'"),
         ({"call": "missing.py:Guess"}, {}, "the file is not there"),
         ({"tools": ["guess.py:length"]}, {"function": {"call": "guess.py:length"}}, "docstring"),
-        ({"tools": ["guess.py:double"]}, {}, "gives no reward"),
+        ({"tools": ["guess.py:double"]}, {}, "give no reward"),
         ({"call": "guess.py:Guess"}, {"max_staleness": 1}, "max_staleness"),
         ({"call": "guess.py:Guess"}, {"engine": {"kind": "served"}}, "engine.kind"),
     ],

@@ -1,4 +1,6 @@
-"""Settings of environments: what answers the policy's replies, and the size of an episode."""
+"""Settings of tasks and environments: what is asked, what answers the policy's replies, and the size
+of an episode.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,21 @@ from collections.abc import Iterator
 
 from pydantic import Field
 
+from tether.core.types import Json
 from tether.settings.config import Config
+
+
+class TaskConfig(Config):
+    """Prompts of a reasoning-gym task instead of rows of data."""
+
+    name: str = Field(description="of the reasoning-gym task")
+    size: int = Field(default=512, ge=1, description="how many problems")
+    seed: int = Field(default=0, description="of its problems")
+    config: Json = Field(default_factory=dict, description="the task's own settings")
+    system: str | None = Field(
+        default=None,
+        description="a system turn; unset: where the answer belongs; empty: none",
+    )
 
 
 class EpisodeLimits(Config):
@@ -47,7 +63,19 @@ class EnvironmentConfig(EpisodeLimits):
             yield "an environment is a class (call) or functions (tools): give one of both"
 
 
-NO_REWARD = (
-    "reward_source = 'environment' needs an environment of one's own (environment.call); a function "
-    "of tools gives no reward: give a table function, or another reward"
-)
+def episode_faults(
+    config: EnvironmentConfig | None,
+    reward: str,
+    engine: str,
+    ahead: int,
+) -> Iterator[str]:
+    """Faults of a stage with an environment, or with its reward and none."""
+    if reward == "environment" and not (config and config.call):
+        yield (
+            "reward_source = 'environment' needs an environment of one's own (environment.call). "
+            "Tools give no reward: give a table function, or another reward"
+        )
+    if config and engine != "local":
+        yield "engine.kind = 'local' alone plays episodes: leave environment or engine out"
+    if config and ahead:
+        yield "max_staleness samples ahead, and episodes are not: set it to 0"

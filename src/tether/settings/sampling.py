@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from tether.core.amounts import plural
-from tether.core.types import Json, JsonValue, Problem, Prompt
-from tether.settings.config import Config
+from tether.core.types import JsonValue, Problem, Prompt
 from tether.settings.engine import EngineConfig
-from tether.settings.environment import NO_REWARD, EnvironmentConfig
+from tether.settings.environment import EnvironmentConfig, TaskConfig, episode_faults
 from tether.settings.evaluation import EvaluateSection
 from tether.settings.learner import OptimizerConfig, Rates
 from tether.settings.model import LoraConfig
@@ -98,19 +97,6 @@ class OnlineDirectConfig(PairLossConfig, SampledConfig):
         default=2,
         ge=2,
         description="the best and the worst of them are the pair",
-    )
-
-
-class TaskConfig(Config):
-    """Prompts of a reasoning-gym task instead of rows of data."""
-
-    name: str = Field(description="of the reasoning-gym task")
-    size: int = Field(default=512, ge=1, description="how many problems")
-    seed: int = Field(default=0, description="of its problems")
-    config: Json = Field(default_factory=dict, description="the task's own settings")
-    system: str | None = Field(
-        default=None,
-        description="a system turn; unset: where the answer belongs; empty: none",
     )
 
 
@@ -322,10 +308,12 @@ class OnlineSection(RewardedSection):
             )
         if self.evaluate and self.scorer != "reward":
             yield from self.evaluate.kept_faults(self.reward_kind.parts, self.verifiable)
-        if self.reward_source == "environment" and not (self.environment and self.environment.call):
-            yield NO_REWARD
-        if self.environment and self.engine.kind != "local":
-            yield "engine.kind = 'local' alone plays episodes so far: leave environment or engine out"
+        yield from episode_faults(
+            self.environment,
+            self.reward_source,
+            self.engine.kind,
+            vars(self).get("max_staleness", 0),
+        )
         yield from self._objective_faults()
         yield from self._prompt_faults()
         yield from self._server_faults()
@@ -408,8 +396,6 @@ class PolicySection(OnlineSection, PolicyConfig):
     )
 
     def faults(self) -> Iterator[str]:
-        if self.max_staleness and self.environment:
-            yield "max_staleness samples ahead, and episodes are not: set it to 0"
         if self.max_staleness and self.lora is False and self.engine.kind != "local":
             yield (
                 "max_staleness samples with older weights, and servers hold one whole model "

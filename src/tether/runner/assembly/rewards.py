@@ -30,10 +30,11 @@ from tether.runner.assembly.roles import (
     reader_beside,
     trained_scorer,
 )
+from tether.settings.environment import TaskConfig
 from tether.settings.model import ModelConfig
 from tether.settings.recipe import objective_faults
 from tether.settings.rewards import Combine
-from tether.settings.sampling import PolicySection, RewardedSection, TaskConfig
+from tether.settings.sampling import PolicySection, RewardedSection
 from tether.settings.section import Section
 
 
