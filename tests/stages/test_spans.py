@@ -10,6 +10,7 @@ from tests.stages.test_ppo import PROMPTS, EvenReward
 
 from tether.core.types import Rollout, Sampling, Score, StopReason
 from tether.data.chat import ChatEncoder
+from tether.data.prepare import Limit
 from tether.evaluation.likelihood import kl_to_reference
 from tether.models.heads import ScalarHead
 from tether.models.tiny import tiny_model, tiny_tokenizer
@@ -184,7 +185,8 @@ def test_saved_pairs_with_and_without_spans():
     encoder = ChatEncoder(tiny_tokenizer(), (1,))
     row = json.loads(json.dumps(rounds._row(TWO_SPANS, WHOLE)))
     assert "rejected_spans" not in row
-    sides = rounds._ranking(row, encoder).sequences
+    sides = rounds._ranking(row, encoder, Limit(100)).sequences
     assert [side.num_trained for side in sides] == [4, 3]
     del row["chosen_spans"]
-    assert [side.num_trained for side in rounds._ranking(row, encoder).sequences] == [7, 3]
+    sides = rounds._ranking(row, encoder, Limit(100)).sequences
+    assert [side.num_trained for side in sides] == [7, 3]
