@@ -35,12 +35,15 @@ from tether.models.trunk import setting
 from tether.settings.model import PACKAGE_PREFIX, TINY, ModelConfig
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+    import numpy as np
+    from numpy.typing import NDArray
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
     from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
     from tether.models.adapter_folders import Loaded
 
 logger = logging.getLogger(__name__)
+ROPE_SCALES = "rope_freqs.weight"
 
 
 def resolve(config: ModelConfig) -> tuple[str, str]:
@@ -107,15 +110,48 @@ def _dequantised(weights: Path, digest: str, origin: str) -> Path:
 
 
 def _dequantise(weights: Path, folder: Path) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers import AutoTokenizer
 
-    source = {"pretrained_model_name_or_path": weights.parent, "gguf_file": weights.name}
-    with quiet(), contextlib.redirect_stderr(io.StringIO()):
-        how = {"quantization_config": GgufConfig(dequantize=True), "dtype": torch.bfloat16}
-        model = AutoModelForCausalLM.from_pretrained(**source, **how)
-        model.config.__dict__.pop("quantization_config", None)
+    if rope_scales(weights) is not None:
+        raise ModelError(
+            f"its positions are scaled ({ROPE_SCALES}), and transformers leaves that out",
+        )
+    model = read_gguf(weights, torch.bfloat16)
+    with quiet():
         model.save_pretrained(folder)
-        AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name)
+        tokenizer.save_pretrained(folder)
+
+
+def read_gguf(weights: Path, dtype: torch.dtype) -> PreTrainedModel:
+    """The model of a GGUF file, in a type of whole weights; its config knows no scaled positions."""
+    from transformers import AutoModelForCausalLM, GgufConfig
+
+    with quiet(), contextlib.redirect_stderr(io.StringIO()):
+        model = AutoModelForCausalLM.from_pretrained(
+            weights.parent,
+            gguf_file=weights.name,
+            quantization_config=GgufConfig(dequantize=True),
+            dtype=dtype,
+        )
+    if (scales := rope_scales(weights)) is not None:
+        rope_frequencies(model).div_(torch.tensor(scales))
+    model.config.__dict__.pop("quantization_config", None)
+    return model.eval()
+
+
+def rope_scales(weights: Path) -> NDArray[np.float32] | None:
+    """By what a GGUF file divides the frequency of each pair of a head's numbers, if by anything:
+    (pairs,). transformers passes over it.
+    """
+    from gguf import GGUFReader
+
+    return next((t.data for t in GGUFReader(weights).tensors if t.name == ROPE_SCALES), None)
+
+
+def rope_frequencies(model: torch.nn.Module) -> torch.Tensor:
+    """The angle by which a token turns each pair of a head's numbers: (pairs,)."""
+    return model.get_submodule("model.rotary_emb").get_buffer("inv_freq")
 
 
 def hub_reachable(timeout: float = 2.0) -> bool:

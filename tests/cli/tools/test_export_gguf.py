@@ -3,6 +3,7 @@ template renders what the tokenizer's own does.
 """
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -31,6 +32,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tether.cli.tools.export import export_model
 from tether.core.errors import ConfigError, ModelError
+from tether.models.pretrained import read_gguf, resolve
+from tether.settings.model import ModelConfig
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3_text", "phi3")
 TEXTS = (
@@ -222,6 +225,45 @@ def test_weights_are_off_by_no_more_than_the_type_rounds(tmp_path, kind):
     assert moved > 0
 
 
+LLAMA31 = {
+    "rope_type": "llama3",
+    "rope_theta": 1e2,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def test_scaled_positions_are_a_tensor_of_divisors(tmp_path):
+    longer = {"rope_parameters": LLAMA31, "max_position_embeddings": 512}
+    source = model_in(tmp_path / "base", "llama", **longer)
+    sharper = AutoModelForCausalLM.from_pretrained(source)  # so that positions matter
+    with torch.no_grad():
+        for name, weight in sharper.named_parameters():
+            weight.fill_(1) if "norm" in name else weight.mul_(2 if "attn" in name else 1)
+    sharper.save_pretrained(source)
+    export_model(str(source), tmp_path / "out", dtype="float32", gguf="f32")
+    file = tmp_path / "out/gguf/model.gguf"
+    whole = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
+    pairs = whole.config.head_dim // 2
+    by_hand = []
+    for pair in range(pairs):
+        turns = 64 / (2 * math.pi * 1e2 ** (pair / pairs))  # in the original context
+        share = min(max((turns - 1) / 3, 0), 1)
+        by_hand.append(1 / ((1 - share) / 8 + share))
+    assert 1 in by_hand and 8 in by_hand and len(set(by_hand)) > 3
+    tensors = {tensor.name: tensor.data for tensor in gguf.GGUFReader(file).tensors}
+    assert tensors["rope_freqs.weight"] == pytest.approx(by_hand, rel=1e-5)
+    ids = torch.randint(10, 640, (400,), generator=torch.Generator().manual_seed(0)).tolist()
+    unscaled = read(tmp_path / "out")  # transformers alone reads no scales
+    assert (logprobs(unscaled, ids) - logprobs(whole, ids)).abs().max() > 0.1
+    again = read_gguf(file, torch.float32)
+    torch.testing.assert_close(logprobs(again, ids), logprobs(whole, ids), atol=1e-4, rtol=0)
+    with pytest.raises(ModelError, match="positions are scaled"):
+        resolve(ModelConfig(source=str(file)))
+
+
 def test_what_gguf_cannot_hold_is_refused_and_leaves_nothing(tmp_path):
     other = model_in(tmp_path / "neox", "gpt_neox")
     with pytest.raises(ModelError, match="gpt_neox"):
@@ -233,6 +275,9 @@ def test_what_gguf_cannot_hold_is_refused_and_leaves_nothing(tmp_path):
     turned = model_in(tmp_path / "yarn", "llama", rope_parameters=yarn)
     with pytest.raises(ModelError, match="yarn"):
         export_model(str(turned), tmp_path / "out", gguf="q8_0")
+    qwen = model_in(tmp_path / "qwen", "qwen2", rope_parameters=LLAMA31)
+    with pytest.raises(ModelError, match="llama3"):
+        export_model(str(qwen), tmp_path / "out", gguf="q8_0")
     with pytest.raises(ConfigError, match="q9"):
         export_model("tiny", tmp_path / "out", gguf="q9")
     with pytest.raises(ConfigError, match="q8_0"):

@@ -41,7 +41,7 @@ from tether.models.heads import ScalarHead
 from tether.models.loading import LoadedModel
 from tether.models.older_readers import write_for_older_readers
 from tether.models.precision import cast
-from tether.models.pretrained import gguf_faults, loader_of, quiet
+from tether.models.pretrained import gguf_faults, loader_of, quiet, read_gguf
 from tether.models.quantized import dequantized
 from tether.models.speech import declare_ends
 from tether.models.trunk import Role
@@ -222,19 +222,12 @@ class Writer:
 
     def _gguf(self, folder: Path, written: PreTrainedModel | PeftModel, kind: str) -> float:
         """Write a GGUF file and read it again. Its log-probabilities are those of rounded weights."""
-        from transformers import GgufConfig
-
         rows = [ids for _, ids in self._probes()]
         exact = [self._computed(written, ids) for ids in rows]
         if not write_gguf(written, folder, kind, self.encoder.stop_ids):
             logger.warning("%s", NO_MODELFILE)
-        with gguf_faults(folder / "gguf" / FILE), quiet():
-            again = self.loader.from_pretrained(
-                folder / "gguf",
-                gguf_file=FILE,
-                quantization_config=GgufConfig(dequantize=True),
-                dtype=torch.float32,
-            ).eval()
+        with gguf_faults(folder / "gguf" / FILE):
+            again = read_gguf(folder / "gguf" / FILE, torch.float32)
         rounded = [self._computed(written, ids) for ids in rows]
         off = _apart(rounded, [self._computed(again, ids) for ids in rows])
         if not off < APART:

@@ -17,10 +17,11 @@ from jinja2 import Environment, TemplateError
 from tether.core.errors import ModelError
 from tether.core.rundir import read_json
 from tether.core.types import Json
+from tether.models.pretrained import ROPE_SCALES, rope_frequencies
 
 if TYPE_CHECKING:
     from peft import PeftModel
-    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 HERE = Path(__file__).parent
 NAMES = tomllib.loads((HERE / "gguf.toml").read_text(encoding="utf-8"))
@@ -54,7 +55,7 @@ def write_gguf(
     place = folder / "gguf"
     place.mkdir()
     writer = gguf.GGUFWriter(place / FILE, names[shape.model_type])
-    _settings(writer, shape)
+    _settings(writer, model)
     _words(writer, folder, shape.vocab_size, stop_ids[0])
     _weights(writer, model, GGMLQuantizationType[weights.upper()])
     writer.write_header_to_file()
@@ -79,10 +80,15 @@ def _unknown(part: str) -> ModelError:
     )
 
 
-def _settings(writer: gguf.GGUFWriter, shape: PretrainedConfig) -> None:
+def _settings(writer: gguf.GGUFWriter, model: PreTrainedModel | PeftModel) -> None:
+    shape = model.config
     rope = shape.rope_parameters
     rope = rope.get("full_attention", rope)
-    if rope["rope_type"] != "default":
+    if (rope["rope_type"], writer.arch) == ("llama3", "llama"):
+        scaled = rope_frequencies(model)
+        plain = rope["rope_theta"] ** -(torch.arange(len(scaled)) / len(scaled))
+        writer.add_tensor(ROPE_SCALES, (plain / scaled).numpy())
+    elif rope["rope_type"] != "default":
         raise _unknown(f"positions of the kind {rope['rope_type']!r}")
     values = shape.to_dict() | rope
     if not values.get("head_dim"):
