@@ -13,7 +13,7 @@ import pytest
 from tests.cli.test_commands import tether
 
 from tether.cli import main
-from tether.core.types import Comparison
+from tether.core.types import Comparison, Demonstration
 from tether.data.sources import read
 from tether.people.annotation.store import Store
 from tether.people.annotation.work import Work
@@ -84,6 +84,33 @@ def test_from_files_to_labels(call, tmp_path):
     code, out, _ = call("export", "p.db", "tasks.json", "--format", "label-studio", "--unfinished")
     assert "17 rows" in out and "<Pairwise" in (tmp_path / "tasks.xml").read_text()
     assert "17" in call("import", "other.db", "tasks.json")[1]
+
+
+def test_questions_better_answers_and_a_search(call, tmp_path):
+    call("import", "p.db", "pairs.jsonl", "--ask", "3")
+    _, out, _ = call("find", "p.db", "GOOD 1", "--annotator", "Bo", "--state", "open")
+    assert "good 1" not in out and "p11" in out and "Ada: " in out and "3 pairs, 3 shown" in out
+    assert call("find", "p.db", "--tag", "none")[1] == "0 pairs, 0 shown"
+    assert "state" in call("find", "p.db", "--state", "lost")[2]
+    call("invite", "p.db", "Cy")
+    store = Store(tmp_path / "p.db")
+    store.set_guidelines("", criteria=["helpful: three"])
+    work = Work(store)
+    for place in range(4):
+        opinion = Opinion("first", correction="mine", ratings={"helpful/better/tie": 5})
+        work.judge(work.next(3).assignment, 3, opinion if place else Opinion("second"))
+    store.close()
+    out = call("agree", "p.db", "-o", "agree.json")[1]
+    assert "helpful: the same choice" in out
+    report = json.loads((tmp_path / "agree.json").read_text())
+    assert report["questions"]["helpful"]["raw"]["reason"].startswith("no item has votes from two")
+    out = call("export", "p.db", "out.jsonl", "--question", "helpful", "--unfinished")[1]
+    assert "3 rows in out.jsonl, of 12 pairs" in out and "3 better answers" in out
+    assert all(c.tie for c in read(tmp_path / "out.jsonl", Comparison))
+    out = call("export", "p.db", "out.jsonl", "--demonstrations", "sft.jsonl")[1]
+    assert "3 better answers that people wrote: sft.jsonl" in out
+    assert {d.messages[-1].content for d in read(tmp_path / "sft.jsonl", Demonstration)} == {"mine"}
+    assert "Answered questions: helpful" in call("export", "p.db", "x", "--question", "halpful")[2]
 
 
 def test_the_screen_names_people_and_a_file_numbers_them(call, tmp_path):

@@ -165,7 +165,12 @@ def serve(
     criterion: Annotated[
         list[str] | None,
         typer.Option(
-            help="Criterion by which people rate each answer from 1 to 5; may be repeated.",
+            "--criterion",
+            "--question",
+            metavar="NAME[:KIND]",
+            help="Criterion or further question; may be repeated. Without KIND people rate each "
+            "answer from 1 to 5. KIND asks which answer is better: two (no ties), three, or scale "
+            "(and by how much).",
         ),
     ] = None,
 ) -> None:

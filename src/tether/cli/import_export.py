@@ -259,21 +259,48 @@ def export_from(
             help="Leave out pairs whose label has a smaller share of the votes.",
         ),
     ] = 0.0,
+    question: Annotated[
+        str | None,
+        typer.Option(help="Export the answers to this further question, or criterion, instead."),
+    ] = None,
+    demonstrations: Annotated[
+        Path | None,
+        typer.Option(help="Write the better answers that people wrote to this file, for SFT."),
+    ] = None,
 ) -> None:
     """Write judged pairs as comparisons with every vote, or as tasks for other tools. Comments and
     secrets stay in the store.
     """
     from tether.core.keeping import write_whole
-    from tether.people.annotation.exporting import WHO_TAKES, export_labels, kept_back
+    from tether.core.rundir import write_jsonl
+    from tether.data.rows import record_row
+    from tether.people.annotation import exporting
     from tether.people.annotation.label_studio import CONFIG
 
-    which = {"round": round, "names": names, "unfinished": unfinished, "least": least}
-    where = opened(store)
-    count = export_labels(where, file, format, how=how, **which)  # type: ignore[arg-type]
-    others = kept_back(where, count, format, **which)  # type: ignore[arg-type]
+    which = {
+        "round": round,
+        "names": names,
+        "unfinished": unfinished,
+        "least": least,
+        "question": question,
+    }
+    where = opened(store, round=round)
+    written = list(map(record_row, exporting.demonstrations(where, round=round, names=names)))
+    if demonstrations and not written:
+        raise DataError(f"{store}: nobody has written a better answer. Leave --demonstrations out")
+    count = exporting.export_labels(where, file, format, how=how, **which)  # type: ignore[arg-type]
+    others = exporting.kept_back(where, count, format, **which)  # type: ignore[arg-type]
     print_line(f"{count:,} rows in {file}, of {count + sum(others.values()):,} pairs")
-    rows = ((why, f"{number:,}", WHO_TAKES[why]) for why, number in others.items())
+    rows = ((why, f"{number:,}", exporting.WHO_TAKES[why]) for why, number in others.items())
     show_table(Terminal(), "", rows, ("left out", "pairs", ""))
+    if demonstrations:
+        write_jsonl(demonstrations, written)
+        print_line(f"{len(written):,} better answers that people wrote: {demonstrations}")
+    elif written:
+        print_line(
+            f"{len(written):,} better answers that people wrote are not in it: "
+            "--demonstrations FILE writes them",
+        )
     if format == "label-studio":
         interface = file.with_suffix(".xml")
         write_whole(interface, CONFIG.encode())

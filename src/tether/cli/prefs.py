@@ -87,6 +87,10 @@ def agree(
             "experts' judgments out",
         )
     report, gold = agreement_report(cast, windows=windows), gold_answers(where)
+    report["questions"] = {
+        name: agreement_report(list(votes(where, round=round, question=name)))["overall"]
+        for name in where.questions()
+    }
     quality, suspects = annotator_quality(with_gold, gold=gold), suspicious(with_gold, gold=gold)
     counts = (
         f"{report['num_votes']:,} judgments of {report['num_items']:,} pairs by "
@@ -249,6 +253,36 @@ def rank(
         )
 
 
+def find(
+    store: StoreArgument,
+    text: Annotated[str, typer.Argument(help="Text in the prompt or an answer.")] = "",
+    state: Annotated[str, typer.Option(help="open, done, expert or settled.")] = "",
+    annotator: Annotated[str, typer.Option(help="Name of a person who judged the pair.")] = "",
+    tag: Annotated[
+        str,
+        typer.Option(help="Round, strategy, or a fact on the pair: its value, or NAME=VALUE."),
+    ] = "",
+) -> None:
+    """Find pairs by a text, a state, a person or a tag, and show what people said of them."""
+    from tether.people.annotation.searching import Search, search
+    from tether.settings.reading import build
+
+    given = {"text": text, "state": state, "annotator": annotator, "tag": tag}
+    number, rows = search(opened(store), build(Search, given, where="tether prefs find"))
+    cells = (
+        (
+            str(one.number),
+            one.state,
+            one.first.prompt[-1].spoken[:200],
+            ", ".join(f"{vote.annotator}: {vote.choice}" for vote in one.opinions),
+        )
+        for one in rows
+    )
+    columns = ("pair", "state", "prompt", "judgments")
+    show_table(Terminal(), "", cells, columns)
+    print_line(f"{number:,} pairs, {len(rows):,} shown")
+
+
 def correct(
     store: StoreArgument,
     files: Annotated[
@@ -306,6 +340,7 @@ def _figures(report: Json) -> Iterator[tuple[str, ...]]:
     from tether.watch.report.numbers import bracketed
 
     parts = {"": report["overall"]}
+    parts |= {f"{name}: ": part for name, part in report["questions"].items()}
     parts |= {
         f"{name} = {value}: ": part
         for name, of in report["slices"].items()
@@ -325,5 +360,5 @@ def _figures(report: Json) -> Iterator[tuple[str, ...]]:
 
 COMMANDS = {
     "serve": serve, "import": import_into, "export": export_from, "stats": stats, "agree": agree, "ask": _ask, "invite": invite,
-    "lock-out": lock_out, "escalate": _escalate, "rank": rank, "correct": correct, "guidelines": guidelines,
+    "lock-out": lock_out, "escalate": _escalate, "rank": rank, "find": find, "correct": correct, "guidelines": guidelines,
 }  # fmt: skip

@@ -19,8 +19,6 @@ from tether.people.annotation.importing import format_of, import_cases, read_cas
 from tether.people.annotation.store import Store
 from tether.people.labels.votes import Opinion
 
-STATES = ("open", "done", "expert", "settled")
-
 
 def annotation(who, **more):
     """As in https://labelstud.io/guide/task_format."""
@@ -258,7 +256,7 @@ def test_cases_come_back_as_they_went(store, tmp_path, target):
 
     def plainly(one):
         # Which answer is the first is drawn by their content on the way, as in all imports.
-        rows = map(ordered, cases(one, states=STATES, names=True))
+        rows = map(ordered, cases(one, names=True))
         said = lambda case: [(s.annotator, s.choice, s.strength, s.role) for s in case.opinions]  # noqa: E731
         return {
             case.item: (case.first, case.second, said(case), case.state, case.needed, case.strategy)

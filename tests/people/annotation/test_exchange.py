@@ -169,7 +169,7 @@ def test_votes_are_undone_sides_and_name_the_pair(store):
         and found[1].seconds is None
         and found[0].slices == {"strategy": "random"}
     )
-    held = {case.item: case for case in cases(store, states=("expert",))}[found[0].item]
+    held = {case.item: case for case in cases(store)}[found[0].item]
     lefts = [
         said.left if sign > 0 else {"first": "second", "second": "first"}[said.left]
         for said in held.opinions

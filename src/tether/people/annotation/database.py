@@ -135,6 +135,10 @@ def make_tables(connection: Connection, url: URL) -> str:
             {"version": SCHEMA},
         )
         connection.execute(text("INSERT INTO store_id VALUES (:id)"), {"id": secrets.token_hex(8)})
+    names = [column["name"] for column in inspect(connection).get_columns("judgments")]
+    if "correction" not in names:  # a store from before people wrote better answers
+        column = "ALTER TABLE judgments ADD correction VARCHAR NOT NULL DEFAULT ''"
+        connection.execute(text(column))
     return connection.execute(text("SELECT id FROM store_id")).scalar_one()
 
 

@@ -3,7 +3,7 @@ from, votes to compare.
 
 Rows come as a stream, in the order of their tasks, as of one moment; gold questions and judgments
 that were taken back stay out. People are called annotator-1, annotator-2 ... unless names are asked
-for; secrets and comments are never part of it.
+for; secrets are never part of it.
 """
 
 # SQLModel types columns as the values in them, so that conditions on columns look like plain bools.
@@ -22,11 +22,12 @@ from sqlalchemy import select
 
 from tether.core.errors import ConfigError
 from tether.core.types import Annotation, Comparison, Facts, Json
-from tether.people.annotation.queries import JUDGED, TASKS
+from tether.people.annotation.queries import JUDGED, OPEN, TASKS
 from tether.people.annotation.store import ORIGIN, Answer, Store, answer_of
 from tether.people.annotation.tables import (
     AnnotatorRow,
     AssignmentRow,
+    FlagRow,
     JudgmentRow,
     PromptRow,
     TaskRow,
@@ -67,6 +68,10 @@ class Case:
     strategy: str = ""
     details: Facts = field(default_factory=dict)
     replaced: int = 0
+    number: int = 0
+    """The task of the store."""
+    flags: tuple[str, ...] = ()
+    """Reasons for which it waits for an expert."""
 
     @property
     def item(self) -> str:
@@ -103,20 +108,19 @@ def ordered(case: Case) -> Case:
 def opinion_of(
     judgment: JudgmentRow,
     lease: AssignmentRow,
-    person: AnnotatorRow,
-    names: bool,
+    annotator: str = "",
 ) -> Opinion:
-    """The opinion that three rows hold, without its comment."""
-    choice = judgment.choice
-    left = lease.left or None
+    """The opinion that two rows hold; without a name its annotator has a number."""
     return Opinion(
-        choice,
+        judgment.choice,
         judgment.strength,
         judgment.ratings,
+        judgment.comment,
+        correction=judgment.correction,
         seconds=judgment.seconds,
         guidelines=judgment.guidelines,
-        annotator=person.name if names else f"annotator-{person.id}",
-        left=left,
+        annotator=annotator or f"annotator-{judgment.annotator_id}",
+        left=lease.left or None,
         at=judgment.at,
         role=lease.role,
     )
@@ -124,30 +128,29 @@ def opinion_of(
 
 def cases(
     store: Store,
-    *,
-    states: Sequence[str] = FINISHED,
+    *only: object,
     round: str | None = None,
     names: bool = False,
+    question: str | None = None,
+    at_once: int = CHUNK,
 ) -> Iterator[Case]:
-    """The tasks of these states with their answers and live judgments, in order; gold questions are
-    left out.
+    """The tasks that meet these conditions, with their answers and live judgments, in order: of a
+    further question, with those that answer it.
     """
-    return _cases(store, round, names, TaskRow.state.in_(states), TaskRow.known.is_(None))
-
-
-def _cases(store: Store, round: str | None, names: bool, *which: object) -> Iterator[Case]:
-    """The tasks that meet these conditions."""
-    query = TASKS.where(*which).order_by(TaskRow.id).limit(CHUNK)
+    query = TASKS.where(*only).order_by(TaskRow.id).limit(at_once)
     query = query if round is None else query.where(TaskRow.round == round)
     last = 0
     with store.reading() as session:
         while rows := session.execute(query.where(TaskRow.id > last)).all():
-            opinions: dict[int, list[Opinion]] = defaultdict(list)
-            judged = JUDGED.where(JudgmentRow.task_id.in_([row[0].id for row in rows])).order_by(
-                JudgmentRow.id,
-            )
+            opinions: dict[int, list[Opinion]] = {row[0].id: [] for row in rows}
+            judged = JUDGED.where(JudgmentRow.task_id.in_(opinions)).order_by(JudgmentRow.id)
             for judgment, lease, person in session.execute(judged):
-                opinions[judgment.task_id].append(opinion_of(judgment, lease, person, names))
+                name = person.name if names else ""
+                if opinion := opinion_of(judgment, lease, name).on(question):
+                    opinions[judgment.task_id].append(opinion)
+            flags = session.scalars(
+                select(FlagRow).where(FlagRow.task_id.in_(opinions), OPEN),
+            ).all()
             for task, prompt, *sides in rows:
                 yield Case(
                     *(answer_of(prompt, side) for side in sides),
@@ -158,6 +161,8 @@ def _cases(store: Store, round: str | None, names: bool, *which: object) -> Iter
                     round=task.round,
                     strategy=task.strategy,
                     details=task.details,
+                    number=task.id,
+                    flags=tuple(one.reason for one in flags if one.task_id == task.id),
                 )
             last = rows[-1][0].id
             session.expunge_all()
@@ -170,6 +175,7 @@ class Which(TypedDict, total=False):
     names: bool
     unfinished: bool
     least: float
+    question: str | None
 
 
 def comparisons(
@@ -191,6 +197,7 @@ def comparisons(
         unfinished: also those that wait for more judgments or for an expert, as far as they were
             judged.
         least: the least support of a label (`sureness`); pairs below it are left out.
+        question: a further question, whose answers count in place of the overall choices.
 
     Raises:
         ConfigError: there is no such way.
@@ -215,8 +222,12 @@ def labelled(
     if how not in get_args(How):
         raise ConfigError(f"labels are made by {', '.join(get_args(How))}, not by {how!r}")
     # People are judged by their gold questions too.
+    question = which.get("question")
     fit = (
-        dawid_skene(votes(store, gold=True), gold=gold_answers(store)).labels
+        dawid_skene(
+            votes(store, gold=True, question=question),
+            gold={} if question else gold_answers(store),
+        ).labels
         if how == "dawid-skene"
         else ()
     )
@@ -224,9 +235,11 @@ def labelled(
     states = ("open", "expert", *FINISHED) if which.get("unfinished") else FINISHED
     for case in cases(
         store,
-        states=states,
+        TaskRow.state.in_(states),
+        TaskRow.known.is_(None),
         round=which.get("round"),
         names=which.get("names", False),
+        question=question,
     ):
         label = learned.get(case.item)
         if not case.opinions or which.get("least", 0.0) <= sureness(case, label) < below:
@@ -325,9 +338,10 @@ def votes(
     names: bool = False,
     gold: bool = False,
     experts: bool = False,
+    question: str | None = None,
 ) -> Iterator[Vote]:
-    """The votes of annotators on every pair, finished or not; `gold` adds gold questions, `experts`
-    the experts' votes.
+    """The votes of annotators on every pair, finished or not, overall or on a further question;
+    `gold` adds gold questions, `experts` the experts' votes.
     """
     query = JUDGED.add_columns(TaskRow, PromptRow.details).join(
         TaskRow,
@@ -344,7 +358,9 @@ def votes(
         for judgment, lease, person, task, details in session.execute(
             query.execution_options(yield_per=CHUNK),
         ):
-            opinion = opinion_of(judgment, lease, person, names)
+            opinion = opinion_of(judgment, lease, person.name if names else "").on(question)
+            if opinion is None:
+                continue
             opinion = opinion.placed(FLIPPED) if task.first_id > task.second_id else opinion
             graded = opinion.strength is not None and opinion.choice in FLIPPED
             value = opinion.preference * STRENGTHS if graded else opinion.choice
@@ -374,10 +390,7 @@ def gold_answers(store: Store) -> dict[str, str]:
 
     Of a question that was flagged it is the expert's choice; one that waits for an expert has none.
     """
-    golden = map(
-        ordered,
-        _cases(store, None, False, TaskRow.known.is_not(None), TaskRow.state != "expert"),
-    )
+    golden = map(ordered, cases(store, TaskRow.known.is_not(None), TaskRow.state != "expert"))
     return {case.item: case.settled.choice if case.settled else str(case.known) for case in golden}
 
 

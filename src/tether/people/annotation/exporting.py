@@ -7,27 +7,29 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, Unpack, get_args
 
-from sqlalchemy import and_, case, func, or_, select
+from sqlalchemy import and_, exists, func, or_, select
+from sqlalchemy import case as when
 
 from tether.core.errors import ConfigError
 from tether.core.keeping import durable
-from tether.core.types import Json
+from tether.core.types import Demonstration, Json, assistant
 from tether.data.formats.pairs import PAIR_COLUMNS
 from tether.people.annotation.bridges import BRIDGES
-from tether.people.annotation.exchange import FINISHED, How, Which, labelled
-from tether.people.annotation.queries import nobody_can_take
+from tether.people.annotation.exchange import FINISHED, How, Which, cases, labelled
+from tether.people.annotation.queries import LIVE, nobody_can_take
 from tether.people.annotation.store import Store, StoreError
-from tether.people.annotation.tables import TaskRow
+from tether.people.annotation.tables import JudgmentRow, TaskRow
 from tether.people.annotation.task_json import case_row
 
 Target = Literal["jsonl", "parquet", "label-studio", "argilla"]
 WHO_TAKES = {
     "gold questions": "never exported",
     "with a label below --least": "a lower --least takes them",
+    "without an answer to --question, or below --least": "people answer it, or a lower --least",
     "waiting for an expert": "an expert decides, or --unfinished takes those with judgments",
     "with too few judgments": "--unfinished takes them",
     "skipped by everybody": "invite others by `tether prefs invite`",
@@ -82,7 +84,14 @@ def export_labels(
         if not count:
             others = kept_back(store, 0, target, **which)
             reasons = (f"{num:,} {why} ({WHO_TAKES[why]})" for why, num in others.items())
-            raise StoreError(f"there is nothing to export: {'; '.join(reasons) or 'no pairs'}")
+            answered = (
+                f". Answered questions: {', '.join(store.questions())}"
+                if which.get("question")
+                else ""
+            )
+            raise StoreError(
+                f"there is nothing to export: {'; '.join(reasons) or 'no pairs'}{answered}",
+            )
     return count
 
 
@@ -96,8 +105,9 @@ def kept_back(
     judged = TaskRow.judged > 0
     unfinished = which.get("unfinished", False)
     ready = or_(TaskRow.state.in_(FINISHED), and_(unfinished, or_(judged, target in BRIDGES)))
-    gold, unsure, expert, few, skipped, new = WHO_TAKES
-    reason = case(
+    gold, unsure, unanswered, expert, few, skipped, new = WHO_TAKES
+    unsure = unanswered if which.get("question") else unsure
+    reason = when(
         (TaskRow.known.is_not(None), gold),
         (ready, unsure),
         (TaskRow.state == "expert", expert),
@@ -111,6 +121,23 @@ def kept_back(
         numbers = Counter(dict(session.execute(query.group_by(reason)).all()))
     numbers[unsure] -= count
     return dict((+numbers).most_common())
+
+
+def demonstrations(
+    store: Store,
+    round: str | None = None,
+    names: bool = False,
+) -> Iterator[Demonstration]:
+    """The better answers that people wrote, each after its prompt; of gold questions, too."""
+    wrote = exists().where(JudgmentRow.task_id == TaskRow.id, LIVE, JudgmentRow.correction != "")
+    for case in cases(store, wrote, round=round, names=names):
+        for opinion in case.opinions:
+            if opinion.correction:
+                yield Demonstration(
+                    (*case.first.prompt, assistant(opinion.correction)),
+                    f"{case.number}-{opinion.annotator}",
+                    {**case.first.prompt_details, "annotator": opinion.annotator},
+                )
 
 
 def _json(rows: Iterable[Json], path: Path, *, is_array: bool) -> int:
@@ -134,40 +161,15 @@ def _parquet(rows: Iterable[Json], path: Path) -> int:
     ]
     for vote in (vote for record in records for vote in record["annotations"]):
         vote["ratings"] = json.dumps(vote["ratings"])
-    calling = [
-        turn
-        for record in records
-        for name in _TURNS
-        for turn in record[name]
-        if "tool_calls" in turn
-    ]
-    for turn in calling:  # no two calls need have arguments of one kind
-        turn["tool_calls"] = json.dumps(turn["tool_calls"], ensure_ascii=False)
-    turns = pa.list_(
-        pa.struct(
-            dict.fromkeys(("role", "content", *(("tool_calls",) if calling else ())), pa.string()),
-        ),
-    )
-    vote = dict.fromkeys(("annotator", "choice", "ratings", "left", "role", "store"), pa.string())
-    vote |= dict.fromkeys(("preference", "seconds", "at"), pa.float64()) | dict.fromkeys(
-        ("strength", "guidelines"),
-        pa.int64(),
-    )
-    fixed = {
-        "id": pa.string(),
-        **dict.fromkeys(_TURNS, turns),
-        "probability": pa.float64(),
-        "tie": pa.bool_(),
+    for turn in (turn for record in records for name in _TURNS for turn in record[name]):
+        if "tool_calls" in turn:  # no two calls need have arguments of one kind
+            turn["tool_calls"] = json.dumps(turn["tool_calls"], ensure_ascii=False)
+    columns = {
+        name: [record.get(name) for record in records]
+        for name in dict.fromkeys(name for record in records for name in record)
     }
-    fixed |= {
-        "margin": pa.float64(),
-        "group": pa.string(),
-        "annotations": pa.list_(pa.struct(vote)),
-    }
-    names = dict.fromkeys((*fixed, *(name for record in records for name in record)))
-    columns = {name: [record.get(name) for record in records] for name in names}
     arrays = {
-        name: pa.array(column, fixed[name]) if name in fixed else _column(column)
+        name: pa.array(column) if name in (*_TURNS, "annotations") else _column(column)
         for name, column in columns.items()
     }
     pq.write_table(pa.table(arrays), path)

@@ -35,17 +35,14 @@ from tether.people.annotation.tables import (
 )
 from tether.people.labels.votes import more_than_half
 
-_FIRST = aliased(ResponseRow)
-_SECOND = aliased(ResponseRow)
+FIRST = aliased(ResponseRow)
+SECOND = aliased(ResponseRow)
 ESCALATED = "escalated"
 """The detail of a task that was sent to the experts: there it stays until one decides."""
 LIVE = JudgmentRow.withdrawn.is_(None)
 OPEN = FlagRow.resolved.is_(None)
-TASKS = select(TaskRow, PromptRow, _FIRST, _SECOND).select_from(TaskRow).join(PromptRow)
-TASKS = TASKS.join(_FIRST, _FIRST.id == TaskRow.first_id).join(
-    _SECOND,
-    _SECOND.id == TaskRow.second_id,
-)
+TASKS = select(TaskRow, PromptRow, FIRST, SECOND).select_from(TaskRow).join(PromptRow)
+TASKS = TASKS.join(FIRST, FIRST.id == TaskRow.first_id).join(SECOND, SECOND.id == TaskRow.second_id)
 """Tasks, each with its prompt and its two answers."""
 JUDGED = (
     select(JudgmentRow, AssignmentRow, AnnotatorRow)

@@ -31,16 +31,18 @@ from tether.core.errors import ConfigError, DataError
 from tether.core.types import Conversation, Facts, Json
 from tether.data.rows import turn_rows, turns_of
 from tether.people.annotation.database import database_url, engine_of, make_tables, shown
-from tether.people.annotation.queries import HELD, counts, free, states
+from tether.people.annotation.queries import HELD, LIVE, counts, free, states
 from tether.people.annotation.tables import (
     AnnotatorRow,
     GuidelineRow,
+    JudgmentRow,
     PromptRow,
     ResponseRow,
     Role,
     SessionRow,
     TaskRow,
 )
+from tether.people.labels.votes import QUESTIONS
 
 DAY = 86400.0
 PART = 500
@@ -302,8 +304,8 @@ class Store:
         author: str = "",
         criteria: Sequence[str] | None = None,
     ) -> int:
-        """Put guidelines, and what answers are rated by, in force (None: as before); returns the
-        number of their version.
+        """Put guidelines, and what answers are rated by and asked on, in force (None: as before);
+        returns the number of their version.
 
         It is a new version, unless they are in force already.
 
@@ -353,6 +355,13 @@ class Store:
             known = ", ".join(map(repr, sorted(rounds))) or "none"
             raise StoreError(f"there is no round {name!r}; there are: {known}")
 
+    def questions(self) -> list[str]:
+        """The names of criteria and further questions that somebody has answered."""
+        with self.reading() as session:
+            answered = session.scalars(select(JudgmentRow.ratings).where(LIVE))
+            parts = {key.rpartition("/")[0] for ratings in answered for key in ratings}
+        return sorted({name.removesuffix("/better") for name in parts} - {""})
+
     def round(self, name: str) -> dict[str, int]:
         """Tasks of a round (gold questions apart), by state."""
         with self.reading() as session:
@@ -372,16 +381,26 @@ def check_person(name: str, role: str | None) -> None:
 
 
 def checked_criteria(names: Sequence[str]) -> list[str]:
-    """The criteria without blanks around them and without empty ones.
+    """The criteria and questions without blanks around them and without empty ones.
 
     Raises:
-        ConfigError: too many, too long, or one twice.
+        ConfigError: too many, too long, one twice, or a question of no kind of `QUESTIONS`.
     """
-    criteria = [name.strip() for name in names if name.strip()]
-    odd = any(len(name) > 30 or not name.isprintable() for name in criteria)
-    if len(criteria) > 10 or len(set(criteria)) < len(criteria) or odd:
-        raise ConfigError("criteria: at most 10 different ones, each of at most 30 characters")
+    criteria = [": ".join(map(str.strip, name.split(":"))) for name in names if name.strip()]
+    plain = [question_of(name)[0] for name in criteria]
+    odd = any(":" in name or len(name) > 30 or not name.isprintable() for name in plain)
+    if len(criteria) > 10 or len(set(plain)) < len(criteria) or odd:
+        raise ConfigError(
+            "criteria and questions: at most 10 different ones, each of at most 30 characters; a "
+            f"question is written NAME: KIND, of {', '.join(QUESTIONS)}",
+        )
     return criteria
+
+
+def question_of(entry: str) -> tuple[str, list[str]]:
+    """The name of a criterion or question, and what may be said to a question; `helpful: two`."""
+    name, _, kind = entry.rpartition(": ")
+    return (name, QUESTIONS[kind].split()) if kind in QUESTIONS and name else (entry, [])
 
 
 def _insert(session: Session, table: object, rows: Iterable[Json], *columns: str) -> int:

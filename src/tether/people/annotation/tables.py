@@ -175,6 +175,7 @@ class JudgmentRow(_Numbered, table=True):
     strength: int | None = None
     ratings: dict[str, int] = _json()
     comment: str = ""
+    correction: str = Field(default="", sa_column_kwargs={"server_default": ""})
     seconds: float = 0.0
     guidelines: int = 0
     at: float = 0.0
@@ -192,7 +193,9 @@ class FlagRow(_Numbered, table=True):
 
 
 class GuidelineRow(_Table, table=True):
-    """A version of the guidelines, with its criteria; every judgment names the version on its page."""
+    """A version of the guidelines, with its criteria and questions (`store.question_of`); every
+    judgment names the version on its page.
+    """
 
     version: int = Field(default=None, primary_key=True)
     text: str

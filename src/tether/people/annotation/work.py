@@ -15,8 +15,10 @@ from sqlmodel import Session
 
 from tether.core.types import Conversation
 from tether.data.rows import turns_of
+from tether.people.annotation.exchange import opinion_of
 from tether.people.annotation.queries import (
     HELD,
+    JUDGED,
     LENT,
     LIVE,
     MINE,
@@ -187,7 +189,7 @@ class Work:
                 ).one()
                 if any(
                     getattr(before, name) != getattr(opinion, name)
-                    for name in ("choice", "strength", "ratings", "comment")
+                    for name in ("choice", "strength", "ratings", "comment", "correction")
                 ):
                     raise StoreError("this task is judged already; take the judgment back first")
                 return
@@ -323,6 +325,7 @@ def judgment_row(row: AssignmentRow, opinion: Opinion, at: float) -> JudgmentRow
         strength=opinion.strength,
         ratings=dict(opinion.ratings),
         comment=opinion.comment,
+        correction=opinion.correction,
         seconds=opinion.seconds,
         guidelines=opinion.guidelines,
         at=at,
@@ -354,12 +357,11 @@ def _assigned(session: Session, row: AssignmentRow) -> Assigned:
     others = ()
     flags = ()
     if row.role != "annotator":
-        judged = select(JudgmentRow).where(
-            LIVE,
+        judged = JUDGED.where(
             JudgmentRow.task_id == task.id,
             JudgmentRow.annotator_id != row.annotator_id,
         )
-        others = tuple(map(_opinion, session.scalars(judged)))
+        others = tuple(opinion_of(one, lease) for one, lease, _ in session.execute(judged))
         flags = tuple(session.scalars(select(FlagRow.reason).where(FlagRow.task_id == task.id)))
     prompt, first, second = (turns_of(text.messages) for text in texts)
     return Assigned(
@@ -369,11 +371,7 @@ def _assigned(session: Session, row: AssignmentRow) -> Assigned:
         first=first,
         second=second,
         left=row.left,
-        before=None if before is None else _opinion(before),
+        before=None if before is None else opinion_of(before, row),
         others=others,
         flags=flags,
     )
-
-
-def _opinion(judgment: JudgmentRow) -> Opinion:
-    return Opinion(judgment.choice, judgment.strength, judgment.ratings, judgment.comment)

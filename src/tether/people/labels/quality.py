@@ -66,9 +66,7 @@ class Quality:
     - gold: the agreement with known answers
     - left: the share of the left side among decided votes, with the p-value of an exact binomial
       test against one half
-    - favourite: the most frequent choice
     - seconds: the median time
-    - pace: the median ratio to the others' median time on the same item (below 1: faster)
     """
 
     annotator: str
@@ -78,10 +76,7 @@ class Quality:
     gold: Share
     left: Share
     left_p_value: float | None
-    favourite: str
-    favourite_share: float
     seconds: float | None
-    pace: float | None
 
 
 @dataclass(frozen=True)
@@ -231,8 +226,7 @@ def _observed(votes: list[Vote], gold: Mapping[str, str]) -> list[Quality]:
         by_annotator[vote.annotator].append(vote)
     others = _with_others([vote for votes in by_item.values() for vote in votes if len(votes) > 1])
     return [
-        _quality(name, by_annotator[name], others[name], by_item, truth)
-        for name in sorted(by_annotator)
+        _quality(name, by_annotator[name], others[name], truth) for name in sorted(by_annotator)
     ]
 
 
@@ -283,26 +277,12 @@ def _quality(
     name: str,
     mine: list[Vote],
     others: Share,
-    by_item: Mapping[str, list[Vote]],
     truth: Mapping[str, str],
 ) -> Quality:
     from scipy.stats import binomtest
 
-    paces = []
-    for vote in mine:
-        times = [
-            other.seconds
-            for other in by_item[vote.item]
-            if other.annotator != name and other.seconds
-        ]
-        if vote.seconds is not None and times:
-            paces.append(vote.seconds / statistics.median(times))
     left = replace(Share.of(vote.chose_left for vote in mine), by_chance=0.5)
     seconds = [vote.seconds for vote in mine if vote.seconds is not None]
-    favourite, count = min(
-        Counter(vote.choice for vote in mine).items(),
-        key=lambda pair: (-pair[1], pair[0]),
-    )
     return Quality(
         annotator=name,
         num_votes=len(mine),
@@ -311,10 +291,7 @@ def _quality(
         gold=_share([(vote.verdict, truth[vote.item]) for vote in mine if vote.item in truth]),
         left=left,
         left_p_value=float(binomtest(left.count, left.total).pvalue) if left.total else None,
-        favourite=favourite,
-        favourite_share=count / len(mine),
         seconds=statistics.median(seconds) if seconds else None,
-        pace=statistics.median(paces) if paces else None,
     )
 
 

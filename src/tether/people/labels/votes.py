@@ -25,7 +25,15 @@ CHOICES: tuple[Choice, ...] = get_args(Choice)
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 FLIPPED: dict[str, Side] = {"first": "second", "second": "first"}
 STRENGTHS = 3
+QUESTIONS = {
+    "two": "left5 right5",
+    "three": "left5 tie5 right5",
+    "scale": "left3 left2 left1 tie5 right1 right2 right3",
+}
+"""Kinds of questions on two answers, with what may be said: a side, and its strength (5: none is asked)."""
 MAX_COMMENT = 4000
+TEXTS = {"comment": MAX_COMMENT, "correction": 20_000}
+"""The most characters of what people write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +41,9 @@ class Opinion:
     """One person's judgment of two answers, with everything that is recorded of it.
 
     `strength` is 1 to 3, `ratings` are 1 to 5 by criterion, `seconds` is the duration, `guidelines`
-    their version. `left` is the left answer, `at` the time in seconds since 1970.
+    their version. `left` is the left answer, `at` the time in seconds since 1970, `correction` a
+    better answer. An answer to a further question is the rating `question/better/choice`: its
+    strength, or 5 where none is asked.
     """
 
     choice: Choice
@@ -43,6 +53,7 @@ class Opinion:
     _: KW_ONLY
     seconds: float = 0.0
     guidelines: int = 0
+    correction: str = ""
     annotator: str = ""
     left: Side | None = None
     at: float = 0.0
@@ -53,6 +64,26 @@ class Opinion:
         """+1 for the first answer, -1 for the second; less for a weaker preference, 0 for none."""
         sign = {"first": 1.0, "second": -1.0}.get(self.choice, 0.0)
         return sign if self.strength is None else sign * self.strength / STRENGTHS
+
+    def on(self, question: str | None) -> Opinion | None:
+        """The same person's opinion on a further question, of a criterion by the higher rating;
+        None without an answer.
+        """
+        if not question:
+            return self
+        rate = self.ratings.get
+        first, second = (rate(f"{question}/{side}") for side in FLIPPED)
+        if first and second:
+            better = "first" if first > second else "second" if first < second else "tie"
+            return replace(self, choice=better, strength=None)
+        for choice in VERDICTS:
+            if strength := rate(f"{question}/better/{choice}"):
+                return replace(
+                    self,
+                    choice=choice,
+                    strength=strength if strength <= STRENGTHS else None,
+                )
+        return None
 
     def placed(self, places: Mapping[str, object]) -> Opinion:
         """The same opinion with the answers under these names in its choice, left side and ratings
@@ -77,17 +108,18 @@ class Opinion:
         if self.strength not in (None, *range(1, STRENGTHS + 1)):
             return f"a strength is 1, 2 or 3, not {self.strength!r}"
         if len(self.ratings) > 20 or any(
-            not 1 <= rating <= 5 or not 0 < len(of) <= 40 for of, rating in self.ratings.items()
+            not 1 <= rating <= 5 or not 0 < len(of) <= 50 for of, rating in self.ratings.items()
         ):
             return (
                 "impossible rating: at most 20 ratings between 1 and 5, with names of at most "
-                "40 characters"
+                "50 characters"
             )
-        if len(self.comment) > MAX_COMMENT or "\0" in self.comment:
-            return (
-                f"a comment has at most {MAX_COMMENT} characters (this one has "
-                f"{len(self.comment)}) and no null character"
-            )
+        for name, most in TEXTS.items():
+            if len(text := getattr(self, name)) > most or "\0" in text:
+                return (
+                    f"a {name} has at most {most} characters (this one has "
+                    f"{len(text)}) and no null character"
+                )
         limits = {"seconds": 2**53, "at": 2**53, "guidelines": 2**31}
         odd = next(
             (name for name, limit in limits.items() if not 0 <= getattr(self, name) < limit),

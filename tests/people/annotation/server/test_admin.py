@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import html
+import re
+
 import pytest
 from sqlmodel import select
 from tests.people.annotation.conftest import filled, people
@@ -205,7 +208,7 @@ def test_a_big_store_is_not_summed_up_at_every_visit(monkeypatch):
     assert visit(1.0) == 3
 
 
-def test_the_queue_shows_the_first_fifty(come, store):
+def test_the_queue_comes_in_pages(come, store):
     prompts = [(user(f"dispute {n}"),) for n in range(60)]
     answers = [[Answer(p, (assistant(mark),)) for mark in "ab"] for p in prompts]
     store.add_answers([a for pair in answers for a in pair])
@@ -214,8 +217,14 @@ def test_the_queue_shows_the_first_fifty(come, store):
     )
     with store.transaction() as session:
         session.execute(TaskRow.__table__.update().values(state="expert"))
-    page = come("expert").get("/experts").text
-    assert page.count("<li><h2") == 50 and "72 tasks" in page and "first 50 are shown" in page
+    expert = come("expert")
+    seen = re.findall(r"Pair (\d+)", expert.get("/experts").text)
+    assert len(seen) == 20 and "72 tasks" in expert.page.text
+    while link := re.search(r'href="(\?[^"]*)">Next pairs', expert.page.text):
+        more = re.findall(r"Pair (\d+)", expert.get(f"/experts{html.unescape(link[1])}").text)
+        assert 0 < len(more) <= 20
+        seen += more
+    assert len(seen) == len(set(seen)) == 72
 
 
 def test_an_annotator_of_one_side_is_named_on_the_overview(come, store):

@@ -14,6 +14,7 @@ from sqlmodel import select
 from tests.people.annotation.conftest import filled
 
 from tether.core.types import assistant, user
+from tether.people.annotation.exchange import cases
 from tether.people.annotation.exporting import export_labels
 from tether.people.annotation.server.address import listen
 from tether.people.annotation.server.app import create_app
@@ -222,6 +223,49 @@ def learned(store: Store, folder: Any) -> float:
     return run_recipe(made, ("reward",))["reward"]["heldout_accuracy"]["value"]
 
 
+def test_further_questions_and_a_better_answer_by_keys(visits: Visits, tmp_path: Any) -> None:
+    store = visits.store
+    words(store, needed=1)
+    store.set_guidelines("", criteria=["harmless: two", "kind", "helpful: scale"])
+    ann = visits.come("Ann")
+    ann.wait_for_selector(READY)
+    prompt = ann.inner_text(".conversation .text")
+    left = ann.inner_text("section.answer >> nth=0 >> .text")
+    ann.keyboard.press("1")  # no judgment without answers: the first question has the focus
+    harmless, helpful = (f"document.activeElement.name == 'question-{place}'" for place in (0, 2))
+    ann.wait_for_function(harmless)
+    assert store.counts()["judgments"] == 0
+    ann.keyboard.press("Escape")
+    ann.keyboard.press("q")
+    assert ann.evaluate(harmless)
+    ann.keyboard.press("2")
+    assert ann.evaluate(helpful)
+    ann.keyboard.press("3")
+    assert ann.evaluate("document.activeElement.id") == "task"
+    ann.keyboard.press("w")
+    ann.keyboard.type("1 of mine")
+    ann.keyboard.press("Escape")
+    with ann.expect_navigation():
+        ann.keyboard.press("2")
+    (case,) = cases(store, TaskRow.judged > 0)
+    (one,) = case.opinions
+    names = {left: "left"}
+    places = [names.get(side.response[0].content, "right") for side in (case.first, case.second)]
+    seen = one.placed(dict(zip(("first", "second"), places, strict=True)))
+    assert (seen.choice, seen.correction) == ("right", "1 of mine")
+    assert seen.ratings == {"harmless/better/right": 5, "helpful/better/left": 1}
+    admin = visits.come("Ada", "admin")
+    admin.goto(visits.origin + "/admin/records")
+    admin.fill("#text", prompt)
+    send(admin, "text=Filter")
+    assert admin.locator(".queue > li").count() == 1
+    listed = admin.inner_text(".queue")
+    assert "1 of mine" in listed and "helpful: Answer" in listed and "slightly" in listed
+    admin.fill("#text", "<script>nothing")
+    send(admin, "text=Filter")
+    assert "0 pairs" in admin.inner_text("main") and admin.input_value("#text").startswith("<sc")
+
+
 OTHERS = [pytest.param(*pair, marks=pytest.mark.slow) for pair in ((360, "light"), (1280, "dark"))]
 
 
@@ -234,7 +278,7 @@ def test_every_page_fits_reads_well_and_has_its_landmarks(
     filled(visits.store)
     visits.store.set_guidelines(
         "# A\n\ntext `code` [link](https://a.example)\n\n> quote",
-        criteria=["a criterion of some length"],
+        criteria=["a criterion of some length", "a question of some length: scale", "kind: two"],
     )
     page = visits.come(
         "Ada with a long name that goes on",
@@ -248,6 +292,7 @@ def test_every_page_fits_reads_well_and_has_its_landmarks(
     ann.keyboard.type("see")
     for path in (
         "/admin",
+        "/admin/records",
         "/admin/guidelines",
         "/experts",
         "/judge",
@@ -307,7 +352,7 @@ def test_everything_works_without_the_script(visits: Visits) -> None:
     send(page, "button.choice.right")
     send(page, "button:has-text('Undo')")
     send(page, "button:has-text('Skip')")
-    page.click("summary")
+    page.click("#flag summary")
     page.fill("#reason", "odd")
     send(page, "text=Send it to an expert")
     assert (

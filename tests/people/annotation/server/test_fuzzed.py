@@ -17,7 +17,17 @@ from tether.core.errors import DataError
 from tether.people.annotation.importing import import_cases, read_cases
 
 PATHS = [
-    *("/", "/join", "/judge", "/rest", "/experts", "/admin", "/admin/guidelines", "/nowhere"),
+    *(
+        "/",
+        "/join",
+        "/judge",
+        "/rest",
+        "/experts",
+        "/admin",
+        "/admin/records",
+        "/admin/guidelines",
+        "/nowhere",
+    ),
     *("/leave", "/undo", "/skip", "/flag", "/admin/invite", "/admin/access", "/whole/1/prompt"),
     *("/whole/1/left?turn=0", "/whole/9999999999/left", "/whole/-1/right", "/whole/1/%00"),
     *("/static/judge.js", "/static/../app.py", "/judge?done=kept", f"/judge?done={INJECTION}"),

@@ -63,16 +63,11 @@ def test_forty_attempts_at_once_are_no_more_than_ten():
 def test_attempts_are_forgotten_after_a_minute_and_memory_is_bounded():
     now = [0.0]
     attempts = Attempts(2, capacity=3, clock=lambda: now[0])
-    attempts.fail("a")
-    assert not attempts.blocked("a")
-    attempts.fail("a")
-    assert attempts.blocked("a") and not attempts.blocked("b")
+    assert [attempts.take(who) for who in "aaab"] == [True, True, False, True]
     now[0] = 61
-    assert not attempts.blocked("a")
-    attempts.fail("a")
-    assert not attempts.blocked("a")
+    assert [attempts.take("a") for _ in range(3)] == [True, True, False]
     for n in range(99):
-        attempts.fail(str(n))
+        attempts.take(str(n))
     assert len(attempts.failed) == 3
 
 
@@ -228,7 +223,15 @@ def test_a_form_without_any_origin_or_with_a_foreign_token_is_refused(come, visi
 
 def test_every_form_of_every_page_has_a_token(come):
     admin = come("admin")
-    for path in ("/judge", "/experts", "/admin", "/admin/guidelines", "/join", "/rest"):
+    for path in (
+        "/judge",
+        "/experts",
+        "/admin",
+        "/admin/records",
+        "/admin/guidelines",
+        "/join",
+        "/rest",
+    ):
         forms = re.findall(r'<form[^>]*method="post".*?</form>', admin.get(path).text, re.DOTALL)
         assert forms and all('name="token" value="' in form for form in forms), path
 
@@ -239,7 +242,12 @@ def test_pages_of_others_are_closed(come, store, role):
     somebody.get("/judge")
     posts = {"/admin/invite": {"name": "Eve", "role": "admin", "days": "9"}, "/admin/access": {"name": "x", "lock": "1"},
              "/admin/guidelines": {"text": "cheat", "criteria": ""}}  # fmt: skip
-    gets = ["/admin", "/admin/guidelines", *(["/experts"] if role == "annotator" else [])]
+    gets = [
+        "/admin",
+        "/admin/records",
+        "/admin/guidelines",
+        *(["/experts"] if role == "annotator" else []),
+    ]
     assert [somebody.get(path).status_code for path in gets] == [403] * len(gets)
     somebody.get("/rest")
     assert [somebody.send(path, **fields).status_code for path, fields in posts.items()] == [

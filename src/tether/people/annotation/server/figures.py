@@ -1,6 +1,4 @@
-"""Figures for the pages, read without waiting for anybody: work done and left, the experts' queue,
-the overview.
-"""
+"""Figures for the pages, read without waiting for anybody: work done and left, the overview."""
 
 # SQLModel types columns as the values in them, so that conditions on columns look like plain bools.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
@@ -12,20 +10,15 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
-from sqlalchemy import select, text
 from sqlmodel import Session
 
 from tether.people.annotation.exchange import gold_answers, gold_items, votes, workers
-from tether.people.annotation.queries import HELD, LIVE, OPEN, count, offered
+from tether.people.annotation.queries import HELD, LIVE, count, offered
 from tether.people.annotation.store import DAY, Store
 from tether.people.annotation.tables import (
     AnnotatorRow,
-    AssignmentRow,
-    FlagRow,
     JudgmentRow,
-    PromptRow,
     TaskRow,
-    Where,
 )
 from tether.people.labels.agreement import krippendorff_alpha, raw_agreement
 from tether.people.labels.quality import suspicious
@@ -94,48 +87,6 @@ def _left(session: Session, person: AnnotatorRow) -> int:
     held = session.scalar(HELD, {"annotator": person.id})
     on_screen = held is not None and (held.counted or held.role != "annotator")
     return on_screen + count(session, TaskRow, *offered(person.role, person.id))
-
-
-class Waiting:
-    """A task that waits for an expert: what it is about, what was said (without names), and why it
-    was flagged.
-    """
-
-    def __init__(
-        self,
-        session: Session,
-        task: TaskRow,
-        prompt: PromptRow,
-        expert: AnnotatorRow,
-    ) -> None:
-        judged = session.scalars(
-            select(JudgmentRow)
-            .where(JudgmentRow.task_id == task.id, LIVE)
-            .order_by(JudgmentRow.id),
-        ).all()
-        open_flags = select(FlagRow.reason).where(FlagRow.task_id == task.id, OPEN)
-        own = select(AssignmentRow.state).where(
-            AssignmentRow.task_id == task.id,
-            AssignmentRow.annotator_id == expert.id,
-        )
-        self.task = task.id
-        self.prompt = prompt.messages[-1]["content"][:300]
-        self.choices = Counter(judgment.choice for judgment in judged)
-        self.comments = [judgment.comment for judgment in judged if judgment.comment]
-        self.flags = session.scalars(open_flags).all()
-        self.passed = session.scalar(own) in ("skipped", "flagged")  # by this expert
-
-
-def waiting(store: Store, expert: AnnotatorRow, limit: int = 50) -> list[Waiting]:
-    """The first tasks that wait for an expert, in the order in which they are handed out."""
-    query = (
-        select(TaskRow, PromptRow)
-        .join(PromptRow)
-        .where(text(Where.DISPUTED))
-        .order_by(TaskRow.priority, TaskRow.id)
-    )
-    with store.reading() as session:
-        return [Waiting(session, *row, expert) for row in session.execute(query.limit(limit)).all()]
 
 
 class Overview:

@@ -186,19 +186,15 @@ class Attempts:
         once get no more than one after the other.
         """
         with self.lock:
-            if allowed := not self.blocked(address):
-                self.fail(address)
+            now = self.clock()
+            recent = [at for at in self.failed.pop(address, ()) if now - at < 60]
+            allowed = len(recent) < self.allowed
+            self.failed[address] = recent + [now] * allowed
+            while len(self.failed) > self.capacity:
+                del self.failed[next(iter(self.failed))]
         return allowed
 
     def give_back(self, address: str) -> None:
         """The last attempt has not failed."""
         with self.lock:
             self.failed[address] = self.failed.get(address, [])[:-1]
-
-    def blocked(self, address: str) -> bool:
-        return sum(self.clock() - at < 60 for at in self.failed.get(address, ())) >= self.allowed
-
-    def fail(self, address: str) -> None:
-        self.failed[address] = [*self.failed.pop(address, ()), self.clock()][-self.allowed :]
-        while len(self.failed) > self.capacity:
-            del self.failed[next(iter(self.failed))]

@@ -4,15 +4,15 @@ administrators see and do.
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import partial
 from typing import Annotated, get_args
 
 from fastapi import APIRouter, Depends, HTTPException, Path, Query
 from fastapi.responses import Response
 
+from tether.people.annotation.searching import PAGE, Search, search
 from tether.people.annotation.server import markdown
-from tether.people.annotation.server.figures import Overview, waiting
+from tether.people.annotation.server.figures import Overview
 from tether.people.annotation.server.guard import Form, check_token
 from tether.people.annotation.server.site import (
     SESSION,
@@ -24,10 +24,10 @@ from tether.people.annotation.server.site import (
     seen_by,
     sent,
 )
-from tether.people.annotation.store import DAY, StoreError
+from tether.people.annotation.store import DAY, StoreError, question_of
 from tether.people.annotation.tables import GuidelineRow, Role
-from tether.people.annotation.work import Assigned
-from tether.people.labels.votes import MAX_COMMENT, Opinion, answer_on
+from tether.people.labels.votes import TEXTS, Opinion, answer_on
+from tether.settings.reading import build
 
 router = APIRouter()
 ROLES: tuple[str, ...] = get_args(Role)
@@ -127,12 +127,13 @@ def task(visit: Judge, done: str = "") -> Response:
     if assigned is None:
         return page("nothing.html", quota=site.settings.quota)
     ratings = assigned.before.placed(assigned.places).ratings if assigned.before else {}
+    guidelines = site.store.guidelines()
     # A conversation's latest turns say what is asked for.
     return page(
-        "judge.html", assigned=assigned, guidelines=site.store.guidelines(),
+        "judge.html", assigned=assigned, guidelines=guidelines, questions=list(map(question_of, guidelines.criteria)),
         earlier=max(len(assigned.prompt) - MAX_TURNS, 0), turns=assigned.prompt[-MAX_TURNS:], opened=site.store.clock(),
-        ratings=ratings, others=[_seen(assigned, other) for other in assigned.others],
-        STRENGTHS=STRENGTHS, MAX_COMMENT=MAX_COMMENT,
+        ratings=ratings, others=[other.placed(assigned.places) for other in assigned.others],
+        STRENGTHS=STRENGTHS, SIDES=SIDES, TEXTS=TEXTS,
     )  # fmt: skip
 
 
@@ -146,13 +147,13 @@ def keep_judgment(visit: Judge, form: Sent) -> Response:
     strength = form.whole("strength", 0, 3) if form["strength"] else 0
     strength = (strength or None) if choice in ("left", "right") else None
     ratings = _ratings(form, guidelines, left)
-    comment = form["comment"].strip()
     seconds = _seconds(form, site.store.clock())
     opinion = Opinion(
         answer_on(choice, left),
         strength,
         ratings,
-        comment,
+        form["comment"].strip(),
+        correction=form["correction"].strip(),
         seconds=seconds,
         guidelines=guidelines.version,
     )
@@ -212,30 +213,47 @@ def whole_text(visit: Judge, assignment: Number, part: str, turn: Place = None) 
 
 
 @router.get("/experts")
-def experts(visit: Expert) -> Response:
-    """The tasks that wait for an expert."""
-    store = visit.site.store
-    total = store.counts()["tasks_expert"]
-    return visit.page(
+def experts(visit: Expert, after: Place = None) -> Response:
+    """The tasks that wait for an expert, without names."""
+    return _pairs(
+        visit,
         "experts.html",
-        rows=waiting(store, visit.person),
+        Search(state="expert", after=after or 0),
+        names=False,
+    )
+
+
+def _pairs(visit: Visit, template: str, wanted: Search, *, names: bool = True) -> Response:
+    """A page of the pairs that a search finds, with the address of the next."""
+    store = visit.site.store
+    total, rows = search(store, wanted, names=names)
+    url = visit.request.url.include_query_params(after=rows[-1].number if rows else 0)
+    return visit.page(
+        template,
+        wanted=wanted,
+        names=names,
         total=total,
-        said_of=_summary,
+        rows=rows,
+        following=f"?{url.query}" if len(rows) == PAGE else "",
+        people=store.annotators(),
+        STRENGTHS=STRENGTHS,
     )
 
 
 def _ratings(form: Form, guidelines: GuidelineRow, left: str) -> dict[str, int]:
-    """Ratings by `criterion/first` and `criterion/second`, of the page's criteria."""
-    criteria = [
-        (place, name, side)
-        for place, name in enumerate(guidelines.criteria)
-        for side in ("left", "right")
-    ]
-    fields = {
-        f"rating-{place}-{side}": f"{name}/{answer_on(side, left)}"
-        for place, name, side in criteria
-    }
-    return {name: form.whole(field, 1, 5) for field, name in fields.items() if form[field]}
+    """Ratings by `criterion/first` and `criterion/second`, of the page's criteria, which may be left
+    out; and the answers to its questions, by `question/better/first`.
+    """
+    ratings = {}
+    for place, entry in enumerate(guidelines.criteria):
+        name, answers = question_of(entry)
+        for side in () if answers else ("left", "right"):
+            if form[field := f"rating-{place}-{side}"]:
+                ratings[f"{name}/{answer_on(side, left)}"] = form.whole(field, 1, 5)
+        if answers:
+            answer = answers[form.whole(f"question-{place}", 0, len(answers) - 1)]
+            ratings[f"{name}/better/{answer_on(answer[:-1], left)}"] = int(answer[-1])
+    return ratings
 
 
 def _seconds(form: Form, now: float) -> float:
@@ -245,26 +263,6 @@ def _seconds(form: Form, now: float) -> float:
     passed = min(max(now - (form.number("opened") or now), 0.0), DAY)
     measured = form.number("seconds")
     return round(min(measured, passed + 1) if measured is not None and measured > 0 else passed, 2)
-
-
-def _seen(assigned: Assigned, opinion: Opinion) -> dict[str, str]:
-    """The opinion of another person, by the places of the answers on this screen."""
-    side = assigned.places.get(opinion.choice, opinion.choice)
-    return {
-        "what": SIDES[side],
-        "how": STRENGTHS.get(opinion.strength or 0, ""),
-        "comment": opinion.comment,
-    }
-
-
-def _summary(choices: Counter[str]) -> str:
-    """`2 for one answer, 1 for the other, 1 tie`: which is which is seen on the task's own page."""
-    ties = choices["tie"] + choices["both_bad"]
-    sides = sorted((choices["first"], choices["second"]), reverse=True)
-    parts = [f"{sides[0]} for one answer"] * bool(sides[0]) + [f"{sides[1]} for the other"] * bool(
-        sides[1],
-    )
-    return ", ".join(parts + [f"{ties} undecided"] * bool(ties)) or "no judgments yet"
 
 
 # Administration.
@@ -277,6 +275,17 @@ def overview_page(visit: Admin, done: str = "") -> Response:
     days = ("Judgments a day, the last two weeks", "day")
     charts = [(*hours, figures.hours), (*days, figures.days)]
     return visit.page("admin.html", o=figures, charts=charts, said=DONE.get(done, ""), ROLES=ROLES)
+
+
+@router.get("/admin/records")
+def records(visit: Admin) -> Response:
+    """Pairs with a text, a state, a person or a tag, and what people said of them."""
+    wanted = build(
+        Search,
+        dict(visit.request.query_params),
+        where="the search",
+    )
+    return _pairs(visit, "records.html", wanted)
 
 
 @router.post("/admin/invite")

@@ -79,6 +79,11 @@
   let ready = false;
   setTimeout(() => { ready = true; document.body.dataset.ready = "yes"; }, 300);
   const strengths = all('input[name="strength"]');
+  // The first question without an answer; the heading when there is none (left).
+  const ask = () => {
+    const open = all(".question").find((set) => !set.querySelector(":checked"));
+    (open ? open.querySelector("input") : one("#task")).focus({ preventScroll: !open });
+  };
   const others = {
     m: () => {
       const next = strengths[(strengths.findIndex((radio) => radio.checked) + 1) % strengths.length];
@@ -86,6 +91,8 @@
       say("How much better: " + next.parentElement.textContent.trim());
     },
     c: () => one("#comment").focus(),
+    w: () => { one("#better").open = true; one("#correction").focus(); },
+    q: () => { pointed = false; ask(); },
     f: () => {
       const flag = one("#flag");
       if (!flag) return;
@@ -100,10 +107,10 @@
     if (event.key === "Escape" && writes(event.target)) return void one("#task").focus({ preventScroll: true });
     if (!box.checked || event.repeat || event.ctrlKey || event.altKey || event.metaKey || writes(event.target)) return;
     const key = event.key.toLowerCase();
-    if (!pointed && event.target.matches('input[name^="rating-"]') && /^[1-5]$/.test(key)) {
-      const radio = all(`input[name="${event.target.name}"]`)[key - 1];
+    const radio = /^[1-7]$/.test(key) && event.target.type === "radio" && all(`.criterion input[name="${event.target.name}"]`)[key - 1];
+    if (!pointed && radio) {
       radio.checked = true;
-      radio.focus();
+      if (radio.closest(".question")) ask(); else radio.focus();
       return void event.preventDefault();
     }
     const button = one(`button[data-key="${CSS.escape(key)}"]`);
