@@ -1,6 +1,8 @@
 # %% [markdown]
 # # 2. From pairs to a reward model, and what noise in the labels does
 #
+# **Question:** What is left of a reward model when some labels are wrong at random?
+#
 # **Goal.** Train a reward model on compared answers, and test it on pairs that it has not seen.
 # Then flip labels at random, and see how accuracy and confidence change.
 #
@@ -78,7 +80,7 @@ curve = reliability_curve(chances(reward, test).tolist(), test.first_wins.tolist
 filled = [part for part in curve if part.count]
 error = expected_calibration_error(chances(reward, test).tolist(), test.first_wins.tolist())
 
-# %% plot
+# %%
 lab.plot(
     "Calibration on held-out pairs",
     [
@@ -114,7 +116,7 @@ for noise in NOISES:
     widths.append(float(((test.first.counts - test.second.counts) @ learned).std()))
 theory = [a * (1 - noise) + (1 - a) * noise for a, noise in zip(clean, NOISES, strict=True)]
 
-# %% plot
+# %%
 lab.plot(
     "Held-out accuracy over the noise in the labels",
     [
@@ -127,6 +129,7 @@ lab.plot(
     y="accuracy",
     look_at="the two curves part. A low accuracy on noisy labels says little about the model: "
     "it is mostly the test that got worse.",
+    leads=True,
 )
 lab.plot(
     "The spread of the differences of rewards",
@@ -160,4 +163,8 @@ lab.expect(
 # Which of the three curves recovers, and which cannot?
 
 # %%
-lab.finish()
+lab.finish(
+    "Random errors in the labels shrink the differences of rewards, but hardly change their "
+    "order. With 30% wrong labels the model is nearly as right about clean pairs as before, "
+    "although a noisy test makes it look much worse."
+)

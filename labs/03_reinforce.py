@@ -1,6 +1,8 @@
 # %% [markdown]
 # # 3. REINFORCE: do more of what earned reward
 #
+# **Question:** Can a model learn to be polite from rewards alone, without one example?
+#
 # **Goal.** See that sampled answers and their rewards are enough for the gradient of the expected
 # reward. Then teach a language model to thank the customer, with rewards alone.
 #
@@ -100,7 +102,7 @@ for size in SIZES:
     squares = [float((sampled(size) - gradient).square().sum()) for _ in range(20)]
     errors.append(math.sqrt(sum(squares) / len(squares)) / float(gradient.norm()))
 
-# %% plot
+# %%
 steps = [1 / math.sqrt(size) for size in SIZES]
 lab.plot(
     "The distance of the sampled gradient from the exact one",
@@ -152,7 +154,7 @@ temperature, cooled = best_temperature(polite, luck)
 shop, learned = train(polite)
 control, aimless = train(random_reward)
 
-# %% plot
+# %%
 lab.plot(
     "The share of answers that end with thanks",
     [
@@ -164,6 +166,7 @@ lab.plot(
     y="expected reward",
     look_at="REINFORCE climbs to nearly 1. With the random reward the curve drifts a little, up or "
     "down by the seed.",
+    leads=True,
 )
 for name, game in {"start": None, "trained": shop, "random reward": control}.items():
     drawn = draw(game.table.detach() if game else fine_tuned(), 4, luck)
@@ -231,4 +234,7 @@ lab.expect("cosine, rewards 4 and 5", agreements[4.0], 0.0, 0.4, "seeds 0 to 5: 
 # cosine, as far as the noise of 20 batches lets you see? Lab 4 explains why: the constant is a baseline.
 
 # %%
-lab.finish()
+lab.finish(
+    "Sampled answers and their rewards are enough for the gradient, and its error falls "
+    "with the square root of their number. With a random reward the model only drifts."
+)

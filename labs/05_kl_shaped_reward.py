@@ -1,6 +1,8 @@
 # %% [markdown]
 # # 5. The KL-shaped reward, and four classic mistakes
 #
+# **Question:** Which mistakes in the KL penalty raise no error, and how are they found?
+#
 # **Goal.** Put a score and a KL penalty together into one reward for each token.
 # Then make the four mistakes that everybody makes once, and let tether's doctor find them.
 #
@@ -99,7 +101,7 @@ logs = {}
 for name, (game, shape) in variants.items():
     logs[name] = train(game, steps=STEPS, beta=BETA, shape=shape)
 
-# %% plot
+# %%
 lab.plot(
     "The true KL to the start, the SFT model",
     [line(game.drift, name) for name, (game, _) in variants.items()],
@@ -108,6 +110,7 @@ lab.plot(
     look_at="the right run levels off lowest. The wrong sign pays for KL, and a moving "
     "reference charges nothing. Broadcast pays the score several times, so the same β weighs less. "
     "The base pulls the policy away from what SFT taught.",
+    leads=True,
 )
 lab.plot(
     "The KL that each run reports about itself",
@@ -214,4 +217,8 @@ lab.expect(
 # what happens to their true reward? Why?
 
 # %%
-lab.finish()
+lab.finish(
+    "Four wrong penalties train without an error, and all of them let the policy go further "
+    "than the right one. The KL that a run reports shows two of them at most; the doctor "
+    "names all four."
+)

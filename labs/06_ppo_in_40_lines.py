@@ -1,6 +1,8 @@
 # %% [markdown]
 # # 6. PPO in 40 lines
 #
+# **Question:** How can 40 lines of PPO show that they are right?
+#
 # **Goal.** Read all of PPO for language models on one screen, and run it.
 # See from its own log that it is put together rightly, and what too many epochs and a misplaced
 # score do to it.
@@ -63,7 +65,7 @@ def truth(shop: Shop) -> float:
     return float(gold(draw(shop.table.detach(), 2000, luck)).mean())
 
 
-# %% plot
+# %%
 lab.plot(
     "The true reward of the answers",
     [
@@ -73,6 +75,7 @@ lab.plot(
     x="step",
     y="true reward",
     look_at="PPO climbs past the cooled start within ten steps. The random reward leads nowhere.",
+    leads=True,
 )
 for name, shop in shops.items():
     lab.text(f"{name}: " + " / ".join(draw(shop.table.detach(), 4, luck).texts))
@@ -89,7 +92,7 @@ right = logs["PPO"]
 estimates = [step.kl for step in right]
 drift = shops["PPO"].drift
 
-# %% plot
+# %%
 lab.plot(
     "KL to the reference",
     [line(estimates, "estimated from 64 answers"), line(drift, "exact")],
@@ -121,7 +124,7 @@ for count in (1, 4, 20):
     shop = Shop(lab.seed, gold)
     epochs[count] = (shop, train(shop, steps=STEPS, beta=BETA, epochs=count))
 
-# %% plot
+# %%
 lab.plot(
     "The true reward by the number of epochs",
     [
@@ -180,7 +183,7 @@ def last_column(
 misplaced = Shop(lab.seed, gold)
 train(misplaced, steps=STEPS, beta=BETA, shape=last_column)
 
-# %% plot
+# %%
 lab.plot(
     "The true reward with the score at the wrong place",
     [
@@ -202,4 +205,7 @@ lab.expect(
 # Which curve falls behind? Which of the two λ does without a good value, and which needs one?
 
 # %%
-lab.finish()
+lab.finish(
+    "A right PPO shows it in its own log: the first ratios are 1, and the KL starts at 0. A "
+    "score at the wrong token raises no error, and the policy learns nothing."
+)

@@ -1,6 +1,8 @@
 # %% [markdown]
 # # 7. A hundred steps of PPO, and then without the tether
 #
+# **Question:** What happens to the answers when nothing holds the policy near its start?
+#
 # **Goal.** Run PPO for 100 steps against a learned reward, and see reward and KL in one picture.
 # Then set β to 0, and read the answers that the reward model likes best.
 #
@@ -62,7 +64,7 @@ tethered = Shop(lab.seed, proxy)
 steps = train(tethered, steps=STEPS, beta=BETA)
 scores = [step.score for step in steps]
 
-# %% plot
+# %%
 lab.plot(
     f"Reward and KL with β = {BETA:g}",
     [line(scores, "reward"), line(tethered.drift, "KL", right=True)],
@@ -83,7 +85,7 @@ loose = Shop(lab.seed, proxy)
 free = train(loose, steps=STEPS, beta=0.0)
 free_scores = [step.score for step in free]
 
-# %% plot
+# %%
 lab.plot(
     "Reward and KL with β = 0",
     [line(free_scores, "reward"), line(loose.drift, "KL", right=True)],
@@ -103,6 +105,7 @@ lab.plot(
     y="true reward of the answers",
     look_at="without the tether the truth rises for a few steps, and then falls far below the "
     "start. The reward model reports the opposite.",
+    leads=True,
 )
 
 # %% [markdown]
@@ -166,4 +169,8 @@ lab.expect("reward with β = 0 minus that with β = 1", gap, 2, 10, "seeds 0 to 
 # tethered one? How would you know when to stop, if you could not see the truth?
 
 # %%
-lab.finish()
+lab.finish(
+    "With β = 1 the reward rises while the KL stays in a band, and the truth gains a "
+    "little. With β = 0 the reward rises further and the truth collapses: the answers "
+    "become the reward model's favourite words."
+)

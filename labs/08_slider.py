@@ -1,6 +1,8 @@
 # %% [markdown]
 # # 8. The slider over β
 #
+# **Question:** How strong should the KL penalty be?
+#
 # **Goal.** Train the same policy with four strengths of the tether, and see what each buys.
 # Find the β at which the truth is highest, and see that the reward model cannot name it.
 #
@@ -61,7 +63,7 @@ lab.table(["β", "KL, nats an answer", "gain in reward", "true reward"], rows)
 # %% [markdown]
 # ## The frontier: gain against KL
 
-# %% plot
+# %%
 kls = [row[1] for row in rows]
 names = ", ".join(f"β = {beta:g} at {kl**0.5:.2f}" for beta, kl, *_ in rows)
 roots = [kl**0.5 for kl in kls]
@@ -78,6 +80,7 @@ lab.plot(
     y="gain over the start",
     look_at=f"the points from right to left: {names}. The reward model's curve rises all the way. "
     "The curve of the truth turns down: those nats buy nothing but a higher score.",
+    leads=True,
 )
 lab.plot(
     "Distance from the start over the steps",
@@ -126,4 +129,8 @@ lab.expect("random reward minus the start", control, -0.5, 0.15, "seeds 0 to 2: 
 # Which mistake of the reward model is left, and why do more labels not mend it?
 
 # %%
-lab.finish()
+lab.finish(
+    "Every nat of KL buys more of the learned reward, but the truth has a peak, here at a β "
+    "of 0.5 or 1. The reward model cannot show that peak: only a measurement that no "
+    "training sees can."
+)

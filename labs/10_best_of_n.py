@@ -1,6 +1,8 @@
 # %% [markdown]
 # # 10. Best of n against its formula
 #
+# **Question:** How much does it help to draw more answers and to keep the best?
+#
 # **Goal.** Draw n answers, keep the one with the highest reward, and measure its KL and its
 # quality. Then compare both with their formulas, and find the n from which on the truth falls.
 #
@@ -94,7 +96,7 @@ def measured_kl(score: Tensor, n: int) -> float:
 kls = {name: [measured_kl(score, n) for n in SIZES] for name, score in scores.items()}
 formula = [kl_best_of_n(n) for n in SIZES]
 
-# %% plot
+# %%
 doublings = [math.log2(n) for n in SIZES]
 top = -math.log(float((scores["truth"] == scores["truth"].max()).float().mean()))
 lab.plot(
@@ -143,7 +145,7 @@ by_proxy = [wins(proxy, n) for n in SIZES]
 by_truth = [wins(gold, n) for n in SIZES]
 theory = [n / (n + 1) for n in SIZES]
 
-# %% plot
+# %%
 lab.plot(
     "The share of comparisons that best of n wins",
     [
@@ -177,7 +179,7 @@ truth = [float(scores["truth"][picks[n]].mean()) for n in SIZES]
 belief = [float(scores["reward model"][picks[n]].mean()) for n in SIZES]
 aimless = [float(scores["truth"][favourites(chance, n)].mean()) for n in SIZES]
 
-# %% plot
+# %%
 lab.plot(
     "Reward and truth of best of n",
     [
@@ -190,6 +192,7 @@ lab.plot(
     y="mean score",
     look_at="the reward model's curve rises with each doubling of n. The truth has a peak, and "
     "best of 256 is worse than the first answer.",
+    leads=True,
 )
 peak = SIZES[max(range(len(SIZES)), key=lambda place: truth[place])]
 lab.expect("n at which the truth peaks", peak, 4, 32, "seeds 0 to 5: 8 or 16")
@@ -269,4 +272,7 @@ lab.expect("truth after SFT on best of 16 minus the cooled start", rows[2][2] - 
 # larger n? Why is there still a peak? Read what "best of 256" answers.
 
 # %%
-lab.finish()
+lab.finish(
+    "The reward rises with each doubling of n, at a KL of log n − (n − 1)/n. The truth "
+    "peaks at n = 8 or 16, and the best of 256 answers is worse than the first one."
+)

@@ -1,6 +1,8 @@
 # %% [markdown]
 # # 11. DPO on the same pairs, and IPO and KTO beside it
 #
+# **Question:** What do DPO, IPO and KTO do to the answers that people chose?
+#
 # **Goal.** Train a policy on the pairs of lab 2 directly, with no reward model and no sampling.
 # Compare three losses, and see that with all of them the chosen answers lose log-probability.
 #
@@ -151,7 +153,7 @@ runs = {name: train(loss, pairs) for name, loss in LOSSES.items()}
 coin = train(dpo, compare(1000, luck, flipped=0.5))
 looks = {name: look for name, (_, look) in runs.items()}
 
-# %% plot
+# %%
 steps = list(range(0, STEPS + 1, EVERY))
 lab.plot(
     "The margin h, chosen minus rejected",
@@ -172,6 +174,7 @@ lab.plot(
     look_at="after some steps all three curves are below 0: on average, the chosen answers have "
     "a lower log-probability than at the start. The margin grows all the same, so the "
     "rejected ones must fall faster.",
+    leads=True,
 )
 fallen = {
     name: float((log_ratios(table, in_order(pairs)[0]) < 0).float().mean())
@@ -212,7 +215,7 @@ ppo = shop.table.detach()
 ppo_truth = float(gold(draw(ppo, 2000, luck)).mean())
 temperature, cooled = best_temperature(gold, luck)
 
-# %% plot
+# %%
 reached = [kl**0.5 for look in looks.values() for kl in look.kl]
 lab.plot(
     "The truth along the way",
@@ -310,4 +313,8 @@ lab.expect(
 # the same as β = 1 in PPO?
 
 # %%
-lab.finish()
+lab.finish(
+    "All three raise the margin between chosen and rejected answers, while the chosen "
+    "answers themselves lose log-probability. A growing margin alone does not show a better "
+    "policy."
+)

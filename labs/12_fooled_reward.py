@@ -1,6 +1,8 @@
 # %% [markdown]
 # # 12. A reward that is fooled: length, agreement, hedging, ticks
 #
+# **Question:** Which signs give away a reward that learned a weakness of its annotators?
+#
 # **Goal.** Train a policy against four reward models that learned a weakness of their annotators,
 # and against an honest one. See which of tether's detectors fire, and at which step.
 #
@@ -128,7 +130,7 @@ lab.text(
     )
 )
 
-# %% plot
+# %%
 spreads = {name: float(model(first).std()) for name, model in models.items()}
 rises = {n: [(score - row[0]) / spreads[n] for score in row] for n, row in scores.items()}
 lab.plot(
@@ -156,6 +158,7 @@ lab.plot(
     y="true reward of the answers",
     look_at="the honest run rises, stays there, and has no mark. The others rise at first, too, "
     "and then fall. Their marks are near the top: a stop there loses little.",
+    leads=True,
 )
 
 
@@ -254,4 +257,8 @@ lab.expect("held-out accuracy, the least of five", least, 0.88, 1, "seeds 0 to 4
 # 0.1: the honest run gets alarms. Are they wrong?
 
 # %%
-lab.finish()
+lab.finish(
+    "Each weakness raises the reward, and after a first gain lowers the truth. A different "
+    "detector fires first for each of the four, no single one finds all, and the honest run "
+    "has no alarm."
+)

@@ -1,6 +1,8 @@
 # %% [markdown]
 # # 13. Process against outcome reward
 #
+# **Question:** Should a solution be rewarded for its last line, or for each of its lines?
+#
 # **Goal.** Judge the same solutions by their last line, and by every line.
 # See what each finds among n answers, what each teaches, and how a reward for lines is gamed.
 #
@@ -135,7 +137,7 @@ every = {name: best_of(judge, tries.sound) for name, judge in JUDGES.items()}
 chance = float(tries.sound.float().mean())
 theory = [1 - (1 - chance) ** n for n in COUNTS]
 
-# %% plot
+# %%
 exponents = range(len(COUNTS))
 lab.plot(
     "Last line right, in the best of n",
@@ -209,7 +211,7 @@ def course(name: str, of: Callable[[Solutions], Tensor]) -> list[float]:
     return [float(of(batch).float().mean()) for batch in solvers[name].seen]
 
 
-# %% plot
+# %%
 lab.plot(
     "Last line right",
     [line(course(name, lambda s: s.right), name) for name in REWARDS],
@@ -225,6 +227,7 @@ lab.plot(
     y="share of 64 solutions",
     look_at="the outcome reward taught two mistakes that cancel. The process rewards taught to "
     "add.",
+    leads=True,
 )
 lab.plot(
     "Lines of a solution",
@@ -359,4 +362,8 @@ lab.expect(
 # Does the outcome reward still teach the two mistakes? At which chance does it change its mind?
 
 # %%
-lab.finish()
+lab.finish(
+    "Rewarded for the last line alone, the solver learns two mistakes that cancel. Rewarded "
+    "by the sum over lines, it writes as many lines as it may. A reward less its mean, or "
+    "the least of the lines, avoids both."
+)

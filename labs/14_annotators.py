@@ -1,6 +1,8 @@
 # %% [markdown]
 # # 14. Annotators: agreement, majority, experts, and what a reward model inherits
 #
+# **Question:** Which faults of annotators does a reward model inherit?
+#
 # **Goal.** Let seven people, some careful and some not, compare the same pairs, and measure how
 # reliable they are. Then train reward models on their labels: noise fades, and a shared taste
 # stays.
@@ -73,7 +75,7 @@ for accuracy in ACCURACIES:
     kappas.append(fleiss_kappa(cast).value or 0.0)
 expected = [a * a + (1 - a) ** 2 for a in ACCURACIES]
 
-# %% plot
+# %%
 lab.plot(
     "Agreement of two people over their accuracy",
     [
@@ -164,7 +166,7 @@ parts = [[PEOPLE[name] for name in names[:size]] for size in CROWDS]
 alike = [in_theory(part, [1.0] * len(part)) for part in parts]
 ideal = [in_theory(part, [log_odds(accuracy) for accuracy in part]) for part in parts]
 
-# %% plot
+# %%
 lab.plot(
     "Right labels over the number of votes on a pair",
     [
@@ -322,7 +324,7 @@ for number in tastes:
     models.append(score)
     sorry.append(float(reward[WORDS.index("sorry")] - reward[WORDS.index("hello")]))
 
-# %% plot
+# %%
 lab.plot(
     "A taste that part of the crowd shares",
     [
@@ -336,6 +338,7 @@ lab.plot(
     look_at="the crowd that agrees most is wrong most often. Agreement means that people say the "
     "same, not that they are right. Three of seven are enough to mislead Dawid and Skene: where "
     "the three differ from the others they always agree with each other, and so count as reliable.",
+    leads=True,
 )
 lab.plot(
     'Reward of "sorry" above that of "hello"',
@@ -417,7 +420,7 @@ ways = {
 }
 ordered = {name: [in_order(shift) for shift in row] for name, row in ways.items()}
 
-# %% plot
+# %%
 lab.plot(
     "Pairs in the right order",
     [
@@ -454,4 +457,8 @@ lab.expect(
 # people share the taste. Do 20 known answers help with the other pairs? Do 60?
 
 # %%
-lab.finish()
+lab.finish(
+    "Random errors fade as more people vote, but a taste that many people share stays in "
+    "the labels and in the reward model. High agreement is no sign of right labels: the "
+    "crowd that agrees most can be wrong most often."
+)

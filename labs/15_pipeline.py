@@ -1,6 +1,8 @@
 # %% [markdown]
 # # 15. The whole pipeline, with a verdict
 #
+# **Question:** Did PPO make the model better, or would another temperature have done it?
+#
 # **Goal.** Run all stages on one small model: fine-tuning, pairs, reward model, PPO.
 # Then judge it on held-out answers, beside the controls that any claim of a better model needs.
 #
@@ -72,7 +74,7 @@ best = min(range(len(held)), key=held.__getitem__)
 tuned = tables[best]
 entropy = float(loss_of(fine_tuned(), held_out))
 
-# %% plot
+# %%
 lab.plot(
     "Fine-tuning",
     [
@@ -133,7 +135,7 @@ for name, (score, beta) in RUNS.items():
     shops[name] = Shop(lab.seed, score, start=tuned)
     scores[name] = [step.score for step in train(shops[name], steps=80, beta=beta)]
 
-# %% plot
+# %%
 lab.plot(
     "The score that each run is trained on",
     [line(row, name) for name, row in scores.items()],
@@ -187,7 +189,7 @@ def means(side: dict[float, list[float]]) -> list[float]:
     return [sum(scores) / len(scores) for scores in side.values()]
 
 
-# %% plot
+# %%
 degrees = sorted(TEMPERATURES, reverse=True)
 lab.plot(
     "The truth over the temperature",
@@ -200,6 +202,7 @@ lab.plot(
     y="true reward of the answers",
     look_at="a lower temperature improves the fine-tuned model without any training. So compare "
     "the highest points of two curves: only the distance between them is a gain of training.",
+    leads=True,
 )
 lab.text("PPO: " + " / ".join(draw(shops["PPO"].table.detach(), 4, luck).texts))
 lab.text("no tether: " + " / ".join(draw(shops["no tether"].table.detach(), 2, luck).texts))
@@ -279,4 +282,8 @@ lab.expect(
 # the verdict on PPO still "better"? How often is the verdict on the random reward?
 
 # %%
-lab.finish()
+lab.finish(
+    "PPO beats the start at the best temperature of each. A random reward can also move a "
+    "policy to a better place by accident, so the claim is the distance between the two "
+    "gains."
+)

@@ -29,6 +29,8 @@ MARGIN = 200
 """Of a plot's title, legend and caption in a notebook, in pixels."""
 SEED = "TETHER_LAB_SEED"
 """The variable of the environment that holds another seed than 0."""
+QUESTION = re.compile(r"^# \*\*Question:\*\* (.*)\n#\n", re.MULTILINE)
+"""The question that the page opens with."""
 MARKDOWN = MarkdownIt("commonmark").enable("table")
 
 
@@ -63,10 +65,7 @@ class Expected(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """A cell of a lab: its kind (text, code or plot), HTML, and the number of its last line.
-
-    A cell that begins with `# %% plot` is of the kind plot: the page folds its code.
-    """
+    """A cell of a lab: its kind (text or code), HTML, and the number of its last line."""
 
     kind: str
     html: Markup
@@ -110,6 +109,8 @@ class Lab:
         self.page = Path("runs") / "labs" / f"{page}.html"
         self.expected: list[Expected] = []
         self.shown: list[Shown] = []
+        self.leading: Any = None
+        """The plot that the page opens with."""
         self.started = time.perf_counter()
 
     def text(self, text: str) -> None:
@@ -132,12 +133,21 @@ class Lab:
         self._keep("table", (head, cells))
 
     def plot(
-        self, title: str, traces: Sequence[Trace], *, x: str, y: str, look_at: str, right: str = ""
+        self,
+        title: str,
+        traces: Sequence[Trace],
+        *,
+        x: str,
+        y: str,
+        look_at: str,
+        right: str = "",
+        leads: bool = False,
     ) -> None:
         """Show curves in one picture; the curves take the palette's colours in their order.
 
         Args:
             right: the title of a second axis, for the curves that are made with `right=True`.
+            leads: the page opens with this plot; it answers the lab's question.
         """
         free = iter(PALETTE)
         painted = [
@@ -155,6 +165,8 @@ class Lab:
         plot = framed(frame, painted, height=HEIGHT)[0]
         print(f"[plot] {title}. {plot.caption}")
         self._keep("plot", plot)
+        if leads:
+            self.leading = plot
         if self.path is None:
             self._show(plot)
 
@@ -168,20 +180,22 @@ class Lab:
         print(expected)
         self.expected.append(expected)
 
-    def finish(self) -> None:
-        """Write the page, and hold all numbers to their bands.
+    def finish(self, lesson: str) -> None:
+        """Write the page, and hold all numbers to their bands. The last line is the lesson, which
+        holds where all numbers are inside.
 
         Raises:
             OutsideBandError: a number lies outside its band.
         """
         if self.path:
-            print(f"page: {self.write_page()}")
+            print(f"page: {self.write_page(lesson)}")
             print(f"code: {self.path.resolve()}")
         outside = [str(expected) for expected in self.expected if not expected.inside]
         if outside:
             raise OutsideBandError("\n".join(["", *outside, CHANGED]))
+        print(f"Lesson: {lesson}")
 
-    def write_page(self) -> Path:
+    def write_page(self, lesson: str) -> Path:
         """Write one HTML page that needs no network, and give its path."""
         if self.path is None:
             raise FileNotFoundError(
@@ -193,7 +207,10 @@ class Lab:
         page = fill_template(
             HERE / "lab.html", self.name, {}, [],
             title=f"Lab {title_of(source)}",
+            question=question_of(source),
+            leading=self.leading,
             cells=[(cell, list(self._of(cell, cells))) for cell in cells],
+            lesson=lesson,
             expected=self.expected,
             seconds=seconds,
             seed=self.seed,
@@ -236,10 +253,10 @@ def cells_of(source: str) -> Iterator[Cell]:
         first, _, body = part.partition("\n")
         number += part.count("\n")
         if "[markdown]" in first:
-            text = re.sub(r"^# ?", "", body, flags=re.MULTILINE)
+            text = re.sub(r"^# ?", "", QUESTION.sub("", body), flags=re.MULTILINE)
             yield Cell("text", Markup(MARKDOWN.render(text)), number)
         elif body.strip():
-            yield Cell("plot" if "plot" in first else "code", coloured(body), number)
+            yield Cell("code", coloured(body), number)
 
 
 def coloured(code: str) -> Markup:
@@ -256,6 +273,12 @@ def title_of(source: str) -> str:
     """The heading of a lab's first cell."""
     heading = re.search(r"^# # (.*)$", source, flags=re.MULTILINE)
     return heading[1] if heading else ""
+
+
+def question_of(source: str) -> str:
+    """The question of a lab's first cell."""
+    question = QUESTION.search(source)
+    return question[1] if question else ""
 
 
 def _cell(value: Any) -> str:

@@ -10,10 +10,20 @@ from tether.cli import app, labs
 from tether.core.errors import ConfigError
 
 
-def test_the_list_names_every_lab():
+def test_the_list_names_every_lab_and_its_question():
     shown = CliRunner().invoke(app, ["lab"], env={"COLUMNS": "200"}).output
-    names = [path.stem for path in sorted(labs.LABS.glob("[0-9][0-9]_*.py"))]
-    assert names and [name for name in names if name not in shown] == []
+    paths = sorted(labs.LABS.glob("[0-9][0-9]_*.py"))
+    assert paths and [path.stem for path in paths if path.stem not in shown] == []
+    assert shown.count("?") == len(paths)
+
+
+@pytest.mark.parametrize("codes", [{}, {"03": 1, "11": 1}])
+def test_all_labs_run_and_those_outside_their_bands_are_named(codes, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(labs, "_run", lambda path, seed: not codes.get(path.stem[:2]))
+    result = CliRunner().invoke(app, ["lab", "all"])
+    assert result.exit_code == int(bool(codes))
+    assert re.findall(r"\b\d\d(?=_)", result.output) == [*codes]
 
 
 def test_a_lab_runs_by_number_and_gives_the_path_of_its_page(tmp_path, monkeypatch, capfd):
@@ -24,7 +34,8 @@ def test_a_lab_runs_by_number_and_gives_the_path_of_its_page(tmp_path, monkeypat
     assert page == str(tmp_path / "runs" / "labs" / "01_bandit_and_clip_seed3.html")
     assert "with seed 3" in Path(page).read_text()
     code = re.search(r"^code: (.*)$", printed, flags=re.MULTILINE)[1]
-    assert "lab.finish()" in Path(code).read_text()
+    assert "lab.finish(" in Path(code).read_text()
+    assert printed.splitlines()[-1].startswith("Lesson: ")
 
 
 @pytest.mark.parametrize("name", ["bandwagon", "²", "9" * 5000, "0", "../01", "1_clip"])

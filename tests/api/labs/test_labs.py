@@ -43,6 +43,15 @@ def test_a_lab_holds_its_bands_and_leaves_a_page(path, tmp_path, monkeypatch):
     assert page.count("<figure") >= 1
     assert "outside" not in page.partition("at-numbers")[2]
     assert not re.search(r'(src|href)="(?!#|data:)', page), "the page needs no network"
+    main = page[page.index("<main>") : page.index("</main>")]
+    asked, drawn, code, lesson = (
+        main.index(part) for part in ('"question"', "<figure", 'class="code"', "at-lesson")
+    )
+    assert asked < drawn < code < lesson
+    assert len(re.findall(r'<pre class="code">', main)) == main.count("<details>"), (
+        "all code is folded"
+    )
+    assert not re.search(r"<(section|figure|table|pre)", main[lesson:]), "the lesson ends the page"
 
 
 BROKEN = {
@@ -168,11 +177,18 @@ def test_every_lab_is_broken_somewhere():
 def test_a_lab_has_all_parts(path):
     source = path.read_text()
     first = source.split("# %%\n")[0]
-    for part in ("# %% [markdown]\n# # ", "**Goal.**", "**Chapter:**", "**Time:**"):
+    for part in (
+        "# %% [markdown]\n# # ",
+        "**Question:**",
+        "**Goal.**",
+        "**Chapter:**",
+        "**Time:**",
+    ):
         assert part in first, part
     for part in ("**Question to try.**", "look_at=", "lab.expect("):
         assert part in source, part
     assert f'Lab("{path.stem}")' in source
+    assert source.count("leads=True") == 1
 
 
 def test_a_notebook_shows_each_plot_below_its_cell(tmp_path, monkeypatch):
