@@ -1,8 +1,10 @@
 """The programs in examples/, as a user runs them."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -56,3 +58,26 @@ def test_the_loop_by_hand_has_forty_lines():
     body = code[code.index("import torch") : code.index("\n\nif __name__")].strip()
     loop = [line for line in body[body.index("    model = ") :].splitlines() if line.strip()]
     assert len(loop) <= 40
+
+
+def test_the_notebook_reaches_a_verdict_on_twenty_held_out_prompts(tmp_path, monkeypatch):
+    """Its cells on the tiny model, as a notebook runs them; and the picture that it keeps is that of
+    a run.
+    """
+    notebook = json.loads((EXAMPLES / "front_door.ipynb").read_text(encoding="utf-8"))
+    drawn = []
+    display = SimpleNamespace(SVG=lambda filename: drawn.append(Path(filename).read_text()))
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            source = "".join(cell["source"]).replace("HuggingFaceTB/SmolLM2-135M-Instruct", "tiny")
+            exec(compile(source.replace("steps=16", "steps=2"), "cell", "exec"), names)
+    assert len(set(names["heldout"])) == 20 and not {*names["heldout"]} & {*names["train"]}
+    summary = json.loads((tmp_path / "runs/brief/summary.json").read_text())
+    assert summary["evaluation"]["num_prompts"] == 20
+    rate = summary["grpo"]["gold_win_rate"]
+    assert rate["low"] < rate["value"] < rate["high"] and rate["count"] == 20
+    (picture,) = drawn
+    assert picture.startswith("<svg") and f"{rate['value']:.1%}" in picture
