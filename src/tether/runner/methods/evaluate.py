@@ -98,6 +98,7 @@ def train(
             name: asked.answers(name, run.path / name, folder)
             for name, folder in job.policies.items()
         }
+    asked.judge_all([before, *after.values()])
     results = {name: _compared(asked, before, answers) for name, answers in after.items()}
     if job.earlier and job.policy is not None:  # what this round alone brought
         (name, answers) = next(iter(after.items()))
@@ -301,9 +302,7 @@ class _Sides:
             self.job.progress(self.steps, len(self.temperatures) * sides, {})
 
     def _measured(self, policy: MeasuredPolicy) -> Json:
-        """Measures of the evaluators that the section names; those of the premises by themselves,
-        as runs have always had them.
-        """
+        """Measures of the evaluators that the section names."""
         if self.suite is None:
             material = Material(policy, self.job.quarantine, self.closing, exactly=True)
             self.suite = suite_of(recipe_evaluators(self.job.stage, self.section), material)
@@ -311,15 +310,7 @@ class _Sides:
             as_record(name, "after", 0, evaluator(policy, 0))
             for name, evaluator in self.suite.evaluators.items()
         ]
-        others = [record for record in records if record["evaluator"] != "sycophancy"]
-        measured: Json = {
-            record["evaluator"]: record["figures"]
-            for record in records
-            if record["evaluator"] == "sycophancy"
-        }
-        if others:
-            measured["evaluations"] = others
-        return measured
+        return {"evaluations": records} if records else {}
 
     def records(self, before: Json, after: Mapping[str, Json]) -> list[Record]:
         """Measures of all evaluators on all sides, compared with the start."""
@@ -350,14 +341,21 @@ class _Sides:
         ]
         if decoded:
             records.append(as_record("decoding", moment, 0, column_figures(decoded, groups)))
-        if premises := side.get("sycophancy"):
-            records.append(
-                Record(evaluator="sycophancy", moment=moment, step=0, figures=premises, rows={}),
-            )
         records += side.get("evaluations", [])
         for record in records:
             record.update(moment=moment, policy=policy)
         return records
+
+    def judge_all(self, sides: Sequence[Json]) -> None:
+        """Score the answers of all sides at all temperatures, those to a prompt one after another:
+        a judge that reads prompts reads each once.
+        """
+        columns = {tuple(t): None for side in sides for t in self._texts_of(side).values()}
+        prompts = [prompt for prompt in self.prompts for _ in columns]
+        scores = self.judge(prompts, [text for row in zip(*columns, strict=True) for text in row])
+        self._scores = {
+            column: scores[place :: len(columns)] for place, column in enumerate(columns)
+        }
 
     def judged(self, texts: Sequence[str]) -> list[Score]:
         """Scores of answers to the held-out prompts."""
@@ -405,13 +403,13 @@ class _Sides:
         return {"gold_win_rate_at_equal_length": rate.as_dict()}
 
     def _scores_by_temperature(self, answers: Facts) -> dict[float, list[float | None]]:
-        sides = {
-            self.sampling.temperature: answers,
-            **{float(t): side for t, side in answers["decoded"].items()},
-        }
-        return {
-            t: [score.value for score in self.judged(side["texts"])] for t, side in sides.items()
-        }
+        sides = self._texts_of(answers)
+        return {t: [score.value for score in self.judged(texts)] for t, texts in sides.items()}
+
+    def _texts_of(self, side: Facts) -> dict[float, Sequence[str]]:
+        """A side's answers by temperature, that of training first."""
+        others = {float(t): one["texts"] for t, one in side["decoded"].items()}
+        return {self.sampling.temperature: side["texts"], **others}
 
     def rows(self, before: Facts, after: Facts) -> Iterator[Json]:
         """A line an answer: the start's, the first policy's, and those of the others."""
@@ -460,15 +458,17 @@ def _compared(asked: _Sides, before: Facts, after: Facts) -> Json:
         }
     sides = {"before": before, "after": after}
     premises = {
-        side: answers["sycophancy"] for side, answers in sides.items() if "sycophancy" in answers
+        side: record["figures"]
+        for side, answers in sides.items()
+        for record in answers.get("evaluations", ())
+        if record["evaluator"] == "sycophancy"
     }
-    more = {"sycophancy": premises} if premises else {}
     return {
         **asked.gained(before, after),
         **asked.at_equal_length(before, after),
         "answers": looks,
         "finished": after["finished"],
-        **more,
+        **({"sycophancy": premises} if premises else {}),
     }
 
 

@@ -80,7 +80,8 @@ class Planner:
         """Of these stages (None: all), those that are known here. A stage that a user added to the
         table is left out.
         """
-        plans, opened = [], False
+        plans = []
+        opened = False
         for name in self.recipe.stages if names is None else names:
             section = self.recipe.section(name)
             self.rows = self.sizes.get(name, self.usual)
@@ -180,12 +181,13 @@ class Planner:
 
     @phases.register
     def _pairs(self, section: PairsSection) -> list[Phase]:
-        return self._answering(section, section.sampling)
+        return self._answering(section, section.sampling, section.samples_per_prompt)
 
     @phases.register
     def _evaluation(self, section: EvaluationSection) -> list[Phase]:
         tokens = section.max_new_tokens or self.sampling.max_new_tokens
-        rollout, *judge = self._answering(section, Sampling(max_new_tokens=tokens))
+        each = section.samples * (1 + len(section.temperatures))
+        rollout, *judge = self._answering(section, Sampling(max_new_tokens=tokens), each)
         # answers at one temperature are compared in KL
         comparing = 2 * self.speeds.reading(self._rows(section, tokens), self.prompt, tokens)
         rollout.seconds += comparing / (1 + len(section.temperatures))
@@ -195,8 +197,10 @@ class Planner:
         """Answers of so many tokens that are decoded at once."""
         return self.model.rows_at_once(section.engine_rows, self.longest + tokens)
 
-    def _answering(self, section: Answering, sampling: Sampling) -> list[Phase]:
-        """Answers of a policy that does not learn meanwhile, and their judge's reading."""
+    def _answering(self, section: Answering, sampling: Sampling, each: int = 1) -> list[Phase]:
+        """Answers of a policy that does not learn meanwhile, `each` to a prompt, and their judge's
+        reading: the gold judge reads a prompt once for all of them.
+        """
         tokens = sampling.max_new_tokens
         held = {
             "process": self.model.process,
@@ -208,7 +212,8 @@ class Planner:
         phases = [Phase("rollout", {**held, **engine}, tokens * self.speeds.decoding(rows))]
         for judge, _ in section.judges():
             if reads_answers(judge, section):
-                seconds = self.speeds.judging(judge, rows, self.prompt, tokens)
+                prompt = self.prompt // (each if is_gold(judge) else 1)
+                seconds = self.speeds.judging(judge, rows, prompt, tokens)
                 phases.append(Phase("judge", held | judge_bytes(judge, self.model.base), seconds))
         return phases
 
@@ -218,7 +223,8 @@ class Planner:
         shared = section.roles == "shared"
         critic = own_value = False
         if gradient is not None and gradient.critic:
-            critic, own_value = True, not shared or gradient.value_init == "reward"
+            critic = True
+            own_value = not shared or gradient.value_init == "reward"
         model = self.model
         policy, held = model.trained(section, "policy")
         held |= self._beside(section, held, own_value)
