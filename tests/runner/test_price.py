@@ -9,10 +9,13 @@ from tests.runner.journeys import FEW
 
 import tether
 from tether.cli import app
+from tether.cli.terminal import price
 from tether.cli.terminal.price import price_lines
 from tether.cli.tools.doctor_run import examine_run
 from tether.core.errors import DataError
 from tether.core.types import Sampling
+from tether.runner.budgets import last_share
+from tether.runner.jobs import expand
 from tether.runner.methods.stage import run_stage
 from tether.runner.planning.devices import Device
 from tether.runner.planning.memory import Planner
@@ -348,3 +351,72 @@ def test_a_price_names_the_evaluators_whose_time_it_leaves_out(tmp_path):
     made.evaluate.evaluators.clear()
     made.grpo.evaluate.evaluators.clear()
     assert not any("evaluators" in line for line in price_lines(made, priced))
+
+
+LONG_RUN = {
+    "sft": {"data": FEW["demonstrations"]},
+    "direct": {"data": {"path": "tether:comparisons"}},
+    "evaluate": {"data": {"path": "tether:heldout"}, "judge": {"call": "a:b"}},
+}
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "share"),
+    [(600.0, 707 / 3 / 600), (100.0, 1.0)],
+)
+def test_the_share_of_an_evaluation_in_a_budget_by_hand(evaluation, share, tmp_path):
+    """Of 12 minutes 3 s are for the report. SFT takes 10 s and leaves its rest; of 707 s the
+    training of a policy has two parts, and the evaluation one, if it needs so much.
+    """
+    jobs = expand(recipe(tmp_path, **LONG_RUN), [*LONG_RUN])
+    seconds = {"sft": 10.0, "direct": 9000.0, "evaluate": evaluation}
+    assert last_share(jobs, seconds, 12) == pytest.approx(share)
+
+
+class Shown:
+    """A screen that keeps the lines of a price."""
+
+    shows = True
+
+    def __init__(self):
+        self.lines = []
+
+    def __call__(self, phase):
+        return lambda *_: None
+
+    def price(self, lines, expected):
+        self.lines = [*lines]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "top", "named"),
+    [
+        (9000.0, {}, "of about 58 of 150 prompts: ±12% instead of ±8%"),
+        (60.0, {}, ""),
+        (9000.0, {"budget": 20}, ""),
+        (9000.0, {"sweep": {"seed": [0, 1]}}, ""),
+    ],
+)
+def test_a_long_price_names_a_budget_and_what_it_costs(
+    seconds,
+    top,
+    named,
+    tmp_path,
+    monkeypatch,
+):
+    """58 of 150 comparisons have Wilson's interval of ±12 points about one half."""
+    times = {"sft": 10.0, "direct": seconds, "evaluate": 600.0 if seconds > 900 else 60.0}
+    stages = [
+        StagePlan(
+            name=name,
+            phases=[Phase("update", {}, 0.0)],
+            work=StageWork("work", 1),
+            beside=time,
+        )
+        for name, time in times.items()
+    ]
+    monkeypatch.setattr(price, "plan", lambda *_, **__: Plan(FAST, 0, stages))
+    shown = Shown()
+    price.announce_price(recipe(tmp_path, **LONG_RUN, **top), [*LONG_RUN], shown)
+    told = [line for line in shown.lines if "--budget 12" in line]
+    assert len(told) == bool(named) and all(named in line for line in told)

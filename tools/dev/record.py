@@ -101,8 +101,10 @@ def texts(record: dict[str, Any]) -> dict[Path, dict[str, str]]:
     return {
         ROOT / "README.md": {
             "time": (
-                f"On two CPU cores, `make quickstart` takes {least} to {most} minutes after the "
-                f"installation, and {record['memory_gb']:.0f} GB of RAM."
+                f"On two CPU cores that multiply bfloat16 fast, this takes {least} to {most} minutes and "
+                f"{record['memory_gb']:.0f} GB of RAM. With AVX2 alone, its own price is about "
+                f"{record['priced_minutes']['AVX2']} minutes, which is not measured; the first lines "
+                "then name `--budget 12` and what it costs in certainty."
             ),
             "verdict": "```\n" + "\n".join(lines(record)) + "\n```",
             "seeds": seeds_table(record),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tether.core.budget import ANEW, BUDGET, TimeLimit, logger
@@ -13,7 +13,7 @@ from tether.data.sources import Quarantine
 from tether.runner.assembly.data.fitting import FITTING
 from tether.runner.assembly.data.rows import load_rows
 from tether.runner.assembly.job import AnyJob
-from tether.settings.budget import Budget
+from tether.settings.budget import Budget, BudgetConfig
 from tether.stages.learner.checkpoint import complete_checkpoints
 
 PAGE = 3.0
@@ -76,6 +76,19 @@ class Budgets:
         )
 
 
+def last_share(jobs: Sequence[AnyJob], seconds: Mapping[str, float], minutes: float) -> float:
+    """The share of its work that the last of some jobs does in a budget, where each takes so many
+    seconds without one.
+    """
+    passed = share = 0.0
+    budgets = Budgets(jobs, lambda: passed, 0.0, BudgetConfig(minutes=minutes))
+    for job in jobs:
+        needs = max(1.0, seconds[job.name])
+        share = min(1.0, budgets.limit(job).seconds / needs)
+        passed += share * needs
+    return share
+
+
 def _answers(job: AnyJob, later: AnyJob) -> int:
     """The answers of an evaluation, of all sides at all temperatures; 0 where they are not judged
     as those that the job measures.
@@ -97,14 +110,10 @@ def _warn_of_end(job: AnyJob, minutes: float) -> None:
     """Log that a finished stage keeps its end where it has more time now."""
     ended = read_json(job.folder / "summary.json").get(BUDGET)
     if ended and not 0 < minutes <= ended["minutes"]:
-        words = "%s is finished: its budget of %g minutes ended it at %d of %d. %s"
         logger.warning(
-            words,
-            job.folder,
-            ended["minutes"],
-            ended["ended_at"],
-            ended["total"],
-            ANEW,
+            "%s",
+            f"{job.folder} is finished: its budget of {ended['minutes']:g} minutes ended it at "
+            f"{ended['ended_at']} of {ended['total']}. {ANEW}",
         )
 
 

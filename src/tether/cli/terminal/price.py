@@ -8,10 +8,19 @@ from pathlib import Path
 from tether.core.amounts import duration
 from tether.core.errors import one_line
 from tether.core.protocols import Announcer, doing
+from tether.runner.assembly.data.fitting import LEAST
+from tether.runner.budgets import last_share
+from tether.runner.jobs import expand
 from tether.runner.planning.devices import machine_for
 from tether.runner.planning.plan import Plan, plan
 from tether.runner.planning.sizes import row_sizes
 from tether.settings.recipe import BaseRecipe
+from tether.stats.shares import wilson_interval
+
+LONG = 900.0
+"""Seconds of a run from which on its price names a budget."""
+SHORT = 12
+"""Minutes of that budget."""
 
 
 def announce_price(recipe: BaseRecipe, names: Sequence[str], screen: Announcer) -> None:
@@ -26,16 +35,34 @@ def announce_price(recipe: BaseRecipe, names: Sequence[str], screen: Announcer) 
     try:
         sizes, machine = row_sizes(recipe, left), machine_for(recipe.model.device)
         made = plan(recipe, machine, sizes=sizes, stages=left, advise=False, measured=False)
+        lines = [*price_lines(recipe, made)]
+        seconds = {stage.name: stage.seconds or 0.0 for stage in made.stages}
+        jobs = expand(recipe, [*seconds])
+        is_plain = [job.name for job in jobs] == [*seconds] and not recipe.budget
+        if is_plain and made.stages[-1].name == "evaluate" and sum(seconds.values()) > LONG:
+            share = last_share(jobs, seconds, SHORT)
+            lines.append(_shorter(sizes["evaluate"].count or 1, share))
     except Exception as error:  # noqa: BLE001  (of whatever kind: the run itself may be able to do it)
         screen.note(f"The time is not known before the start: {one_line(error)}")
         return
-    screen.price(price_lines(recipe, made), {s.name: s.seconds or 0.0 for s in made.stages})
+    screen.price(lines, seconds)
+
+
+def _shorter(prompts: int, share: float) -> str:
+    """What a budget costs in certainty, where it leaves a share of the prompts."""
+    counts = max(min(LEAST, prompts), int(prompts * share)), prompts
+    ends = [wilson_interval(count / 2, count)[1] - 0.5 for count in counts]
+    return (
+        f"--budget {SHORT} ends within {SHORT} minutes, after fewer steps. The win rate is then "
+        "of about {} of {} prompts: ±{:.0%} instead of ±{:.0%}.".format(*counts, *ends)
+    )
 
 
 def price_lines(recipe: BaseRecipe, made: Plan) -> Iterator[str]:
     """Work and time of each stage, and the time of all."""
     for stage in made.stages:
-        title, words = recipe.titles[stage.name], stage.work.words
+        title = recipe.titles[stage.name]
+        words = stage.work.words
         time = "time unknown, since its rows are not counted"
         if stage.seconds is not None:
             time = f"about {duration(stage.seconds)}"
