@@ -83,9 +83,9 @@ class Run:
     @property
     def verdict(self) -> str:
         """The result and its judge, the interval, the control: a line each."""
-        from tether.cli.terminal.results import verdict_of
+        from tether.cli.terminal.results import concluded, to_judge
 
-        verdict = verdict_of(self.path)
+        verdict, _ = concluded(self.path, to_judge(self.path, in_python=True))
         return "\n".join((verdict.headline, *verdict.sentences))
 
     @property

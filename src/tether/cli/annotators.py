@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tether.cli.options import Host, Options, Port, StoreArgument, grouped, opened
+from tether.cli.options import Host, Options, Port, PublicAddress, StoreArgument, grouped, opened
 from tether.cli.terminal.console import print_line
+from tether.core.command import command_line
 from tether.core.errors import ConfigError, MissingFileError
 
 if TYPE_CHECKING:
@@ -47,10 +47,7 @@ def invite(
         int,
         typer.Option(min=1, max=65535, help="The port of `tether prefs serve` on this machine."),
     ] = 8765,
-    address: Annotated[
-        str,
-        typer.Option(help="Public address of the server, such as https://judge.example.org."),
-    ] = "",
+    address: PublicAddress = "",
 ) -> None:
     """Print a link that invites a person. The link contains a secret and is shown only once. The store
     keeps only a digest of the secret.
@@ -65,7 +62,7 @@ def invite(
     print_line(f"{place.origin}/join#{secret}")
     if not address:
         print_line(
-            f"The link works while `tether prefs serve {shlex.quote(store)} --port {port}` runs.",
+            f"The link works while `{command_line('prefs', 'serve', store, '--port', port)}` runs.",
             err=True,
         )
 
@@ -119,13 +116,7 @@ class SiteOptions(Options):
 
     host: Host = "127.0.0.1"
     port: Port = 8765
-    address: Annotated[
-        str,
-        typer.Option(
-            help="Public address of the proxy in front of the server, such as "
-            "https://judge.example.org.",
-        ),
-    ] = ""
+    address: PublicAddress = ""
     lease_minutes: Annotated[
         float,
         typer.Option(help="Minutes for which a task is reserved for one person."),
@@ -188,9 +179,8 @@ def serve(
     socket, config = listen(config)
     where.set_guidelines(text, "command line", criterion)
     if config.host not in LOOPBACK:
-        typer.secho(
+        print_line(
             f"{WIDE.format(where=config.origin)} {'' if config.secure else BARE}",
-            fg="yellow",
             err=True,
         )
     if secret := first_admin(where):
@@ -201,8 +191,7 @@ def serve(
         print_line(f"{config.origin}/join#{secret}")
     print_line(
         f"People judge at {config.origin}. Ctrl-C ends the server. To invite people: "
-        f"tether prefs invite {shlex.quote(store)} "
-        f"NAME --address {config.origin}",
+        f"{command_line('prefs', 'invite', store, 'NAME', '--address', config.origin)}",
     )
     run_server(where, config, socket)
     where.close()

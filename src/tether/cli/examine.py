@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,6 +18,8 @@ from tether.cli.options import (
     Overrides,
     Pairs,
     RecipeArgument,
+    Rows,
+    Strict,
     Talker,
     Words,
     as_options,
@@ -26,6 +29,7 @@ from tether.cli.options import (
 from tether.cli.terminal.bars import bars, starting
 from tether.cli.terminal.console import Terminal, print_line
 from tether.cli.terminal.tables import save, show_table
+from tether.core.amounts import plural
 from tether.core.errors import ConfigError, DataError
 from tether.core.types import Facts
 
@@ -34,17 +38,15 @@ if TYPE_CHECKING:
 
 COLOURS = {"error": "bold red", "warning": "yellow", "healthy": "green", "unknown": "dim"}
 """By kind of result, in the order of the table."""
+FAULTS = ("error", "warning")
 
 
 def inspect(
     path: Annotated[str, typer.Argument(help="A file, a folder, or hub:owner/name:split.")],
     format: Format = "auto",
     columns: Columns = "",
-    limit: Annotated[int | None, typer.Option(min=1, help="Read only this many rows.")] = None,
-    strict: Annotated[
-        bool,
-        typer.Option("--strict", help="Exit with code 2 if a row is unusable."),
-    ] = False,
+    limit: Rows = None,
+    strict: Strict = False,
 ) -> None:
     """Show the content of a file: format, counts, lengths, length bias, duplicates, bad rows,
     examples.
@@ -149,34 +151,31 @@ def findings_table(results: Mapping[str, Sequence[Result]], everything: bool = T
     from tether.watch.monitoring.doctor import Finding, Healthy
 
     rows = []
-    for stage, result in (
-        (stage, result) for stage, of_stage in results.items() for result in of_stage
-    ):
-        if isinstance(result, Finding):
-            kind = result.severity
-            text = (
-                f"[bold]{escape(result.message)}[/] "
-                f"{escape(result.evidence)}\n{escape(result.advice)}"
-            )
-        elif isinstance(result, Healthy):
-            kind = "healthy"
-            text = escape(result.evidence)
-        else:
-            kind = "unknown"
-            text = escape(result.reason)
-        rows.append((kind, stage, result.check, text))
-    kinds = [kind for kind, *_ in rows]
-    counts = [
-        f"{kinds.count(kind)} {kind}{'s' * (kinds.count(kind) != 1)}"
-        for kind in ("error", "warning")
-    ]
-    title = ", ".join(counts) if {"error", "warning"} & set(kinds) else "No faults found."
+    for stage, of_stage in results.items():
+        for result in of_stage:
+            if isinstance(result, Finding):
+                kind = result.severity
+                text = (
+                    f"[bold]{escape(result.message)}[/] "
+                    f"{escape(result.evidence)}\n{escape(result.advice)}"
+                )
+            elif isinstance(result, Healthy):
+                kind = "healthy"
+                text = escape(result.evidence)
+            else:
+                kind = "unknown"
+                text = escape(result.reason)
+            rows.append((kind, stage, result.check, text))
+    counts = Counter(kind for kind, *_ in rows)
+    title = "No faults found."
+    if any(counts[kind] for kind in FAULTS):
+        title = ", ".join(plural(counts[kind], kind) for kind in FAULTS)
     if not everything:
         title += (
-            f" {kinds.count('healthy')} checks are healthy, {kinds.count('unknown')} could "
+            f" {counts['healthy']} checks are healthy, {counts['unknown']} could "
             "not be made (--all lists them)."
         )
-        rows = [row for row in rows if row[0] in ("error", "warning")]
+        rows = [row for row in rows if row[0] in FAULTS]
     table = Table(
         "stage",
         "verdict",
@@ -184,7 +183,6 @@ def findings_table(results: Mapping[str, Sequence[Result]], everything: bool = T
         "what was seen",
         title=title,
         title_justify="left",
-        show_lines=False,
     )
     for kind, stage, check, text in sorted(rows, key=lambda row: list(COLOURS).index(row[0])):
         table.add_row(stage, f"[{COLOURS[kind]}]{kind}[/]", check, text)

@@ -14,11 +14,11 @@ import typer
 
 from tether.cli.options import (
     Columns,
-    Names,
     Options,
     Round,
     Rows,
     StoreArgument,
+    Strict,
     as_options,
     columns_of,
     grouped,
@@ -136,10 +136,7 @@ def import_into(
     cases: CaseOptions,
     source: SourceOptions,
     limit: Rows = None,
-    strict: Annotated[
-        bool,
-        typer.Option("--strict", help="Exit with code 2 if a row was left out."),
-    ] = False,
+    strict: Strict = False,
 ) -> None:
     """Import comparisons with their judgments, or answers, into a store. Creates the store if there
     is none.
@@ -242,7 +239,13 @@ def export_from(
         typer.Option(help="Rule for labels: soft (the share of votes), majority, or dawid-skene."),
     ] = "soft",
     round: Round = None,
-    names: Names = False,
+    names: Annotated[
+        bool,
+        typer.Option(
+            "--names",
+            help="Show the names of annotators instead of annotator-1, annotator-2 ...",
+        ),
+    ] = False,
     unfinished: Annotated[
         bool,
         typer.Option(

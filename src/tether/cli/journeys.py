@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,25 +13,25 @@ import typer
 from tether.cli.options import (
     BudgetMinutes,
     DryRun,
-    On,
     Overrides,
     RecipeArgument,
     RecipeOrModel,
     Reward,
     RowsAndKeys,
     RunFolder,
-    SweptWords,
     Words,
     WrittenRecipe,
+    complete_stage,
     grouped,
 )
 from tether.cli.recipes import write_recipe
 from tether.cli.terminal.bars import FINISHED, bars, starting
 from tether.cli.terminal.console import Terminal, print_line
 from tether.cli.terminal.tables import show_table
+from tether.core.command import command_line
 from tether.core.errors import ConfigError, RunError, memory_error
 from tether.settings.reading import as_toml, is_override, packaged_recipes
-from tether.settings.stages import STAGES, by_place, method_stage
+from tether.settings.stages import STAGES, method_stage
 from tether.settings.synonyms import METHODS
 
 if TYPE_CHECKING:
@@ -68,7 +67,7 @@ def quickstart(
     """The whole pipeline on a small model: SFT, preferences, reward model, PPO, report. The same
     command resumes an interrupted run.
     """
-    chosen = [arm.strip() for arm in arms.split(",") if arm.strip() and arm.strip() != "ppo"]
+    chosen = [arm for arm in arms.replace(",", " ").split() if arm != "ppo"]
     if unknown := [arm for arm in chosen if arm not in ARMS]:
         raise ConfigError(f"no arm is called {unknown[0]!r}. Choose from: ppo, {', '.join(ARMS)}")
     if smoke:
@@ -108,7 +107,7 @@ def method_command(name: str) -> Callable[..., None]:
         if model.endswith(".toml") or model in packaged_recipes() or not rows:
             if idle := [key for key, value in (("reward", reward), ("recipe", recipe)) if value]:
                 raise ConfigError(
-                    f"--{idle[0]} belongs to a model and its rows: tether {name} MODEL ROWS. "
+                    f"--{idle[0]} belongs to a model and its rows: `tether {name} MODEL ROWS`. "
                     f"Change {model} itself",
                 )
             _run(model, [section, *given], name if name in METHODS else "", dry_run=dry_run)
@@ -136,19 +135,19 @@ def method_command(name: str) -> Callable[..., None]:
         scored = ["--reward", reward] if reward else []
         _begin(config, [section], [name, model, *given, *scored], began, dry_run=dry_run)
 
-    taken = grouped(command)
-    if "reward" not in by_place(name):
-        shown = [
-            one for one in inspect.signature(taken).parameters.values() if one.name != "reward"
-        ]
-        taken.__signature__ = inspect.Signature(shown)
-    return taken
+    return grouped(command)
 
 
 def run(
     recipe: RecipeArgument,
     words: Words = None,
-    on: On = None,
+    on: Annotated[
+        str | None,
+        typer.Option(
+            help="Where to run: local, ray (the cluster of this machine), ray://HOST:PORT, "
+            "slurm, or slurm:nodes=2,partition=gpu.",
+        ),
+    ] = None,
     budget: BudgetMinutes = None,
     dry_run: DryRun = False,
 ) -> None:
@@ -161,7 +160,15 @@ def run(
 
 def sweep(
     recipe: RecipeArgument,
-    words: SweptWords = None,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[STAGE | KEY=VALUE[,VALUE]...]...",
+            help="Values to combine, such as ppo.kl.coefficient=0,0.05. Also overrides, and "
+            "stages to run (default: all).",
+            autocompletion=complete_stage,
+        ),
+    ] = None,
     seeds: Annotated[
         int | None,
         typer.Option(
@@ -197,7 +204,7 @@ def sweep(
 
         given = sweep_overrides(words or ())
         plain = read_recipe(recipe, [word for word in given if "=" in word])
-        timed = [n for n in plain.policies if n in STAGES and "budget" in dict(plain.section(n))]
+        timed = [name for name in plain.policies if name in STAGES]
         if budget is not None and not timed:
             raise ConfigError(
                 f"--budget limits the training of each policy, and {recipe} trains "
@@ -269,10 +276,21 @@ def _begin(
         return
     from tether.runner.assembly.launching import submit
 
-    command = [str(Path(word).resolve()) if word.endswith(".toml") else word for word in given]
-    command = [word for word in command if not word.startswith("on=")]
-    run, ranks, device = Path(config.run), config.learner.ranks, config.model.device
-    raise typer.Exit(submit(config.on, run, ranks, device, command))
+    command = [
+        str(Path(word).resolve()) if word.endswith(".toml") else word
+        for word in given
+        if not word.startswith("on=")
+    ]
+    place = Path(config.run)
+    raise typer.Exit(
+        submit(
+            config.on,
+            place,
+            config.learner.ranks,
+            config.model.device,
+            command,
+        ),
+    )
 
 
 def show_jobs(console: Console, config: BaseRecipe, chosen: Sequence[str] | None = None) -> None:
@@ -285,7 +303,7 @@ def show_jobs(console: Console, config: BaseRecipe, chosen: Sequence[str] | None
     jobs = with_parts(expand(config, chosen))
     tables: dict[Path, list[tuple[str, ...]]] = {}
     for job in jobs:
-        state = "finished" if (job.folder / "summary.json").is_file() else ""
+        state = "finished" if job.finished else ""
         rows = tables.setdefault(combination_folder(job, root), [])
         rows.append((*job_row(job, root), state))
     columns = ("job", "needs", "rows", "folder", "state")
@@ -314,7 +332,7 @@ def _what_makes(method: str, config: BaseRecipe, recipe: str) -> list[str]:
     if (own := getattr(section, key)) == value:
         return []
     if key in section.model_fields_set:
-        right = f"start it with `tether {name.replace('_', '-')}`, or add {name}.{key}={value}"
+        right = f"start it with `{command_line(name.replace('_', '-'), recipe)}`, or add {name}.{key}={value}"
         raise ConfigError(
             f"{recipe} has {name}.{key} = {own!r}, but `tether {method}` needs "
             f"{value!r}. To mend this, {right}.",
@@ -331,7 +349,7 @@ def _stages(
 ) -> None:
     """Train the chosen stages, and show what became of them and what may come next."""
     from tether.cli.terminal.price import announce_price
-    from tether.cli.terminal.results import show_next, show_run, show_stage, show_sweep, to_judge
+    from tether.cli.terminal.results import show_after, show_run, show_stage, show_sweep, to_judge
     from tether.runner.jobs import expand
     from tether.runner.methods.pairs import WaitingError
     from tether.runner.ranks.start import is_other
@@ -343,7 +361,7 @@ def _stages(
         return
     console = Terminal()
     root = Path(config.run)
-    unfinished = {job.name for job in expand(config) if not (job.folder / "summary.json").is_file()}
+    unfinished = {job.name for job in expand(config) if not job.finished}
     left = [name for name in config.stages if config.repeat or name in unfinished]
     if {*chosen} <= {*config.stages} - {*left}:
         print_line(f"{root}: {FINISHED}")
@@ -384,8 +402,8 @@ def _stages(
     again = []
     if waiting and given[:1] == ["run"]:
         words = [word for word in given[2:] if "=" in word]
-        again = ["tether", "run", given[1], waiting[0], *words]
-    show_next(root, chosen, again)
+        again = ["run", given[1], waiting[0], *words]
+    show_after(root, chosen, again)
 
 
 def _smaller(config: BaseRecipe, chosen: list[str]) -> str:
@@ -393,8 +411,7 @@ def _smaller(config: BaseRecipe, chosen: list[str]) -> str:
     from tether.runner.planning.devices import machine_for
     from tether.runner.planning.plan import plan as make
 
-    alone = config.model_copy(update={name: None for name in STAGES if name not in chosen})
-    made = make(alone, machine_for(config.model.device), advise=True)
+    made = make(config, machine_for(config.model.device), stages=chosen, advise=True)
     changes = "; ".join(
         f"{what} ({peak / 1e9:.2f} GB)" for what, peak in made.advice[:3] if peak < made.peak
     )

@@ -114,8 +114,10 @@ def judge_pairs(
         show_agreement(console, name, result, warn=place == len(results))
     usage = dict(chat.usage())
     show_usage(usage)
-    figures = {"judge": pair_judge.name, "rubric": judging.rubric, "files": results}
-    save(judging.report, {**figures, "usage": usage})
+    save(
+        judging.report,
+        {"judge": pair_judge.name, "rubric": judging.rubric, "files": results, "usage": usage},
+    )
     if judging.output:
         write_rows(judging.output, labels)
         print_line(f"{len(labels):,} labels: {judging.output}")
@@ -218,7 +220,7 @@ def constitution(
     ] = 1,
     answers: options.SamplingOptions,
     seed: options.Seed = 0,
-    limit: Annotated[int | None, typer.Option(min=1, help="Read only this many prompts.")] = None,
+    limit: options.Rows = None,
     asking: options.AskingOptions,
 ) -> None:
     """Let a model criticise and rewrite its answers by principles (Constitutional AI), and write the

@@ -63,7 +63,7 @@ def lab(
         rows = [(path.stem, _stated(path, "Question"), _stated(path, "Time")) for path in _labs()]
         console = Terminal()
         show_table(console, "labs of tether", rows, ("lab", "question", "time"))
-        show_next(console, "labs")
+        show_next("labs")
         return
     chosen = _labs() if name == "all" else [_lab(name)]
     Path("runs", "labs").mkdir(parents=True, exist_ok=True)

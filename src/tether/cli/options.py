@@ -67,8 +67,8 @@ RowsAndKeys = Annotated[
 Reward = Annotated[
     str | None,
     typer.Option(
-        help="What scores answers: FILE:FUNCTION, a run with a reward model, a classifier, or "
-        "random.",
+        help="Of methods that sample answers, what scores them: FILE:FUNCTION, a run with a reward "
+        "model, a classifier, or random.",
     ),
 ]
 RunFolder = Annotated[str | None, typer.Option("--run", help="The run directory, as run=PATH.")]
@@ -85,25 +85,9 @@ Words = Annotated[
         autocompletion=complete_stage,
     ),
 ]
-SweptWords = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[STAGE | KEY=VALUE[,VALUE]...]...",
-        help="Values to combine, such as ppo.kl.coefficient=0,0.05. Also overrides, and "
-        "stages to run (default: all).",
-        autocompletion=complete_stage,
-    ),
-]
 DryRun = Annotated[
     bool,
     typer.Option("--dry-run", help="Print the jobs in their order without running them."),
-]
-On = Annotated[
-    str | None,
-    typer.Option(
-        help="Where to run: local, ray (the cluster of this machine), ray://HOST:PORT, "
-        "slurm, or slurm:nodes=2,partition=gpu.",
-    ),
 ]
 BudgetMinutes = Annotated[
     float | None,
@@ -124,13 +108,6 @@ StoreArgument = Annotated[
     typer.Argument(help="A preference store: a file, or a PostgreSQL URL."),
 ]
 Round = Annotated[str | None, typer.Option("--round", help="Name of a batch of tasks.")]
-Names = Annotated[
-    bool,
-    typer.Option(
-        "--names",
-        help="Show the names of annotators instead of annotator-1, annotator-2 ...",
-    ),
-]
 Host = Annotated[
     str,
     typer.Option(
@@ -153,6 +130,14 @@ Columns = Annotated[
         help="Columns of the file for the names of the format: "
         "prompt=question,chosen=good,rejected=bad.",
     ),
+]
+Strict = Annotated[
+    bool,
+    typer.Option("--strict", help="Exit with code 2 if a row is unusable."),
+]
+PublicAddress = Annotated[
+    str,
+    typer.Option(help="Public address of the server, such as https://judge.example.org."),
 ]
 Rows = Annotated[int | None, typer.Option(min=1, help="Read only this many rows of each file.")]
 Pairs = Annotated[int | None, typer.Option(min=1, help="Read only this many pairs of each file.")]
@@ -183,50 +168,6 @@ Asked = Annotated[
         help="The model to use: a model folder, hub id or run. With --url: its name on the server.",
     ),
 ]
-Url = Annotated[
-    str | None,
-    typer.Option(help="An OpenAI-compatible server, such as http://127.0.0.1:8000/v1."),
-]
-KeyVariable = Annotated[
-    str | None,
-    typer.Option(
-        help="Environment variable with the API key of the server. tether does not store the key.",
-    ),
-]
-Concurrency = Annotated[
-    int | None,
-    typer.Option(min=1, help="Simultaneous requests to the server; default 8."),
-]
-ReplyTokens = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        help="Maximum length of a server's reply in tokens, including its reasoning; default 8.",
-    ),
-]
-TimeLimit = Annotated[
-    float | None,
-    typer.Option(min=0.1, help="Timeout of a request to the server, in seconds; default 120."),
-]
-MaxRequests = Annotated[
-    int | None,
-    typer.Option(min=0, help="Maximum number of requests to the server, including retries."),
-]
-MaxTokens = Annotated[
-    int | None,
-    typer.Option(min=0, help="Maximum number of tokens, prompts and replies together."),
-]
-Cache = Annotated[
-    Path | None,
-    typer.Option(help="Cache file of the model's answers; default: in tether's cache folder."),
-]
-ReasoningTokens = Annotated[
-    int,
-    typer.Option(
-        min=0,
-        help="Maximum number of reasoning tokens before each verdict; 0 means no reasoning.",
-    ),
-]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,15 +181,50 @@ class AskingOptions(Options):
     `JudgeServerConfig`. Unset names have the server's defaults.
     """
 
-    reasoning_tokens: ReasoningTokens = 0
-    cache: Cache = None
-    url: Url = None
-    key_variable: KeyVariable = None
-    concurrency: Concurrency = None
-    reply_tokens: ReplyTokens = None
-    time_limit: TimeLimit = None
-    max_requests: MaxRequests = None
-    max_tokens: MaxTokens = None
+    reasoning_tokens: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Maximum number of reasoning tokens before each verdict; 0 means no reasoning.",
+        ),
+    ] = 0
+    cache: Annotated[
+        Path | None,
+        typer.Option(help="Cache file of the model's answers; default: in tether's cache folder."),
+    ] = None
+    url: Annotated[
+        str | None,
+        typer.Option(help="An OpenAI-compatible server, such as http://127.0.0.1:8000/v1."),
+    ] = None
+    key_variable: Annotated[
+        str | None,
+        typer.Option(
+            help="Environment variable with the API key of the server. tether does not store the key.",
+        ),
+    ] = None
+    concurrency: Annotated[
+        int | None,
+        typer.Option(min=1, help="Simultaneous requests to the server; default 8."),
+    ] = None
+    reply_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Maximum length of a server's reply in tokens, including its reasoning; default 8.",
+        ),
+    ] = None
+    time_limit: Annotated[
+        float | None,
+        typer.Option(min=0.1, help="Timeout of a request to the server, in seconds; default 120."),
+    ] = None
+    max_requests: Annotated[
+        int | None,
+        typer.Option(min=0, help="Maximum number of requests to the server, including retries."),
+    ] = None
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(min=0, help="Maximum number of tokens, prompts and replies together."),
+    ] = None
 
     def server(self) -> Json:
         """The settings of a server that were given, by name."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from tether.cli.options import (
 )
 from tether.cli.terminal.console import Terminal, print_line
 from tether.cli.terminal.tables import save, show_table
+from tether.core.command import command_line
 from tether.core.errors import DataError
 from tether.core.types import Json
 
@@ -48,7 +48,7 @@ def stats(store: StoreArgument) -> None:
     show_table(Terminal(), "", people, ("annotator", "role", "judged", "median seconds", "access"))
     if not where.counts()["judgments"]:
         print_line(
-            f"There are no judgments yet. `tether prefs serve {shlex.quote(store)}` lets people judge.",
+            f"There are no judgments yet. `{command_line('prefs', 'serve', store)}` lets people judge.",
         )
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +11,7 @@ import typer
 from tether.cli.options import complete_recipe
 from tether.cli.terminal.bars import starting
 from tether.cli.terminal.console import Terminal, print_line
-from tether.cli.terminal.tables import show_table
+from tether.cli.terminal.tables import show_next, show_table
 from tether.core.errors import ConfigError
 from tether.settings.stages import STAGES
 from tether.settings.synonyms import (
@@ -46,12 +44,10 @@ def list_recipes(
         typer.echo(packaged_recipe(name).read_text(encoding="utf-8"), nl=False)
         return
     heads = {title: _head(path) for title, path in sorted(packaged_recipes().items())}
-    show_table(Terminal(), "recipes that come with tether", heads.items())
-    print_line("Print one: tether recipes NAME    Run it: tether run NAME")
-    print_line(
-        "Begin your own: tether new "
-        f"{' | '.join(sorted({*METHODS, *(path.stem for path in BEGINNINGS.glob('*.toml'))}))}",
-    )
+    console = Terminal()
+    show_table(console, "recipes that come with tether", heads.items())
+    methods = sorted({*METHODS, *(path.stem for path in BEGINNINGS.glob("*.toml"))})
+    show_next("recipes", methods=", ".join(methods))
 
 
 def _head(path: Path) -> str:
@@ -119,13 +115,7 @@ def write_recipe(path: Path, text: str, section: str) -> None:
             f"{path} exists already and stays unchanged. Name another file for the recipe",
         ) from None
     print_line(f"{path} is written.")
-    where = shlex.quote(str(path))
-    print_line(f"  tether plan {where}      estimate memory and time")
-    print_line(f"  tether run {where}       train")
-    print_line(
-        f"  tether explain {section}{' ' * max(1, len(str(path)) - len(section) + 2)}every "
-        "key of its section",
-    )
+    show_next("recipe", path=path, section=section)
 
 
 def explain_key(
@@ -138,7 +128,7 @@ def explain_key(
     ],
 ) -> None:
     """Explain a key of a recipe, a metric, or a term of the field or of the report."""
-    from tether.core.glossary import meanings, near
+    from tether.core.glossary import METRICS, meanings, near
     from tether.settings.messages import key_hint
     from tether.settings.reference import keys_of
 
@@ -163,8 +153,10 @@ def explain_key(
             or "`tether explain ppo` lists the keys of a section"
         )
         raise ConfigError(f"no {'key' if inside else 'key or term'} is called {key!r}: {hint}")
-    _show_words(defined)
     console = Terminal(highlight=False)
+    for name, meaning in defined.items():
+        console.print(f"[bold]{name}[/]{' (a metric)' if name in METRICS else ''}")
+        console.print(f"  {meaning}", markup=False)
     for meaning in dict.fromkeys(one.meaning for one in meant):
         same = [one for one in meant if one.meaning == meaning]
         names = ", ".join(one.name for one in same[:4])
@@ -173,16 +165,6 @@ def explain_key(
         within = [one for one in keys if one.path[:-1] == same[0].path]
         rows = [(one.path[-1], one.type, one.default, one.description) for one in within]
         show_table(console, "", rows, ("key", "type", "default", "what it is"))
-
-
-def _show_words(words: Mapping[str, str]) -> None:
-    """A metric or a term, and its meaning."""
-    from tether.core.glossary import METRICS
-
-    console = Terminal(highlight=False)
-    for name, meaning in words.items():
-        console.print(f"[bold]{name}[/]{' (a metric)' if name in METRICS else ''}")
-        console.print(f"  {meaning}", markup=False)
 
 
 def _sections(key: str) -> list[str]:

@@ -60,10 +60,7 @@ def generate(
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="Number of answers to each prompt.")] = 1,
     answers: AnswerOptions,
-    limit: Annotated[
-        int | None,
-        typer.Option(min=1, help="Read only this many prompts of the file."),
-    ] = None,
+    limit: options.Rows = None,
 ) -> None:
     """Answer prompts with a model or with the result of a run."""
     from tether.core.rundir import write_jsonl

@@ -5,7 +5,6 @@ browser.
 from __future__ import annotations
 
 import secrets
-import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,10 +15,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from tether.cli.options import Host, Port
+from tether.cli.options import Host, Port, PublicAddress
 from tether.cli.terminal.bars import SHOWN, as_clock, moves
 from tether.cli.terminal.console import Terminal, print_line
 from tether.core.amounts import sparkline
+from tether.core.command import command_line
 from tether.core.errors import MissingFileError, RunError
 from tether.core.rundir import missing_run
 from tether.core.types import Json
@@ -55,7 +55,7 @@ def watch(
     if not is_run(root):
         raise RunError(
             f"{run} is not a run directory of tether. Give the folder of a run. To see "
-            f"all runs in a folder: tether dashboard {shlex.quote(str(run))}",
+            f"all runs in a folder: {command_line('dashboard', run)}",
         )
     console = Terminal()
     followed = FollowedRun(root.resolve(), root.resolve().name)
@@ -162,13 +162,7 @@ def dashboard(
     folder: Annotated[Path, typer.Argument(help="A folder of run directories, at any depth.")],
     host: Host = "127.0.0.1",
     port: Port = 8766,
-    address: Annotated[
-        str,
-        typer.Option(
-            help="Public address of the proxy in front of the server, "
-            "such as https://runs.example.org.",
-        ),
-    ] = "",
+    address: PublicAddress = "",
 ) -> None:
     """Show all runs in a folder in the browser while they train: curves, answers, alarms, and buttons
     to stop a run or save a checkpoint.
@@ -178,7 +172,6 @@ def dashboard(
     from tether.core.errors import require
 
     require("fastapi", "tether dashboard", "dashboard")
-    require("uvicorn", "tether dashboard", "dashboard")
     from tether.people.annotation.server.address import LOOPBACK, Address, listen
     from tether.settings.reading import build
     from tether.watch.live.server import serve_board
@@ -189,11 +182,10 @@ def dashboard(
     socket, settings = listen(build(Address, given, where="tether dashboard"))
     token = secrets.token_urlsafe(24)
     if settings.host not in LOOPBACK:
-        typer.secho(
+        print_line(
             f"Other machines can reach the dashboard. Everybody with the token sees all "
             "texts of the runs and can stop "
             f"runs.{'' if settings.secure else ' The connection is not encrypted.'}",
-            fg="yellow",
             err=True,
         )
     print_line(f"{folder}: {settings.origin}/open?token={token}")

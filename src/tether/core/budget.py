@@ -151,13 +151,9 @@ class TimeLimit:
             self.minutes = values["minutes"]
         if not is_same and self.minutes == values["minutes"]:
             logger.warning(
-                "%s keeps its budget of %g minutes: its learning rate was drawn over %d of %d "
-                "steps. %s",
-                place,
-                self.minutes,
-                values["drawn"],
-                values["total"],
-                ANEW,
+                "%s",
+                f"{place} keeps its budget of {self.minutes:g} minutes: its learning rate was drawn "
+                f"over {values['drawn']} of {values['total']} steps. {ANEW}",
             )
 
     def summary(self) -> Json:

@@ -253,7 +253,8 @@ class RunDirectory:
             RunError: the folder holds a run of another config; the differing keys are named.
         """
         run = cls(path)
-        stored, noted = run.path / "config.json", run.path / "manifest.json"
+        stored = run.path / "config.json"
+        noted = run.path / "manifest.json"
         is_own = noted.is_file() and "config_digest" in read_json(noted)
         now = _settings(config)
         if is_own and stored.is_file() and run.begun:

@@ -6,7 +6,6 @@ import atexit
 import gc
 import logging
 import os
-import shlex
 import signal
 import sys
 import threading
@@ -16,6 +15,7 @@ from types import FrameType
 from typing import ClassVar, NoReturn
 from weakref import WeakSet
 
+from tether.core.command import command_line
 from tether.core.requests import Request, take_request
 
 AGAIN = "start the same command again to continue from the last saved state."
@@ -119,7 +119,7 @@ class Stopping:
         how = f"The checkpoint is in {place}. Start the same command again to continue."
         if root := run_of(place):
             stage = f" of {place.relative_to(root)}" if place != root else ""
-            how = f"To continue: tether resume {shlex.quote(str(root))}"
+            how = f"To continue: {command_line('resume', root)}"
         raise Interrupted(f"stopped after step {step} of {total}{stage}, which is saved. {how}", by)
 
 

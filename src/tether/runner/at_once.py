@@ -76,7 +76,8 @@ def _run_in(slots: Mapping[str, Mapping[str, str]], launch: Launch) -> Json:
                         running.pop(slot, None)
                         _show(bar, len(jobs) - len(left) - len(running), len(jobs))
                 if (failed or stopping.asked) and not ending:
-                    ending, left = True, []
+                    ending = True
+                    left = []
                     for member in running.values():
                         member.process.terminate()
                 names = (str(member.job.folder.relative_to(root)) for member in running.values())

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from tether.core.command import command_line
 from tether.core.errors import ConfigError
 from tether.core.rundir import stage_folder
 from tether.core.stopping import run_of
@@ -99,7 +100,7 @@ def model_of(model: str | Json) -> Json:
     if trained := [name for name in done if STAGES[name].trains_policy]:
         raise ConfigError(
             f"{root} has trained a policy ({trained[-1]}): to start another run from it, "
-            f"export it (tether export {root} FOLDER) and give that folder; to start from its SFT "
+            f"export it (`{command_line('export', root, 'FOLDER')}`) and give that folder; to start from its SFT "
             f"model, give {root / 'sft' / 'model'}",
         )
     base = remembered(root)[1]["config"]["model"]

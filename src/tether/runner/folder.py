@@ -119,7 +119,7 @@ def check_start(stage: Path) -> None:
     """
     if not (stage / "summary.json").is_file():
         raise MissingFileError(
-            f"{stage} has no finished SFT stage; run it first (tether sft RECIPE).",
+            f"{stage} has no finished SFT stage; run it first (`tether sft RECIPE`).",
         )
     if not (stage / "model" / "config.json").is_file():
         raise MissingFileError(

@@ -30,7 +30,7 @@ from tether.core.types import Facts
 
 FINISHED = (
     "finished already, nothing to do. To run it again, name another folder with run=PATH. To train "
-    "further, start there from an export of this run (tether export RUN FOLDER) as the model."
+    "further, start there from an export of this run (`tether export RUN FOLDER`) as the model."
 )
 SLEEP = (
     "They spin while they wait, which slows all. Stop this command with Ctrl-C and start it again: "

@@ -35,14 +35,9 @@ class Terminal(Console):
             )
 
 
-class _Shown(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        return visible(redact(super().format(record)))
-
-
 class _ToStandardError(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        print(self.format(record), file=sys.stderr)
+        print(visible(redact(record.getMessage())), file=sys.stderr)
 
 
 def log_to_terminal() -> None:
@@ -50,10 +45,8 @@ def log_to_terminal() -> None:
     left out.
     """
     log = logging.getLogger("tether")
-    if not any(isinstance(handler.formatter, _Shown) for handler in log.handlers):
-        handler = _ToStandardError(logging.WARNING)
-        handler.setFormatter(_Shown("%(message)s"))
-        log.addHandler(handler)
+    if not any(isinstance(handler, _ToStandardError) for handler in log.handlers):
+        log.addHandler(_ToStandardError(logging.WARNING))
 
 
 def print_line(text: str, *, err: bool = False) -> None:

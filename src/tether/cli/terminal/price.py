@@ -40,33 +40,28 @@ def announce_price(recipe: BaseRecipe, names: Sequence[str], screen: Announcer) 
         jobs = expand(recipe, [*seconds])
         is_plain = [job.name for job in jobs] == [*seconds] and not recipe.budget
         if is_plain and made.stages[-1].name == "evaluate" and sum(seconds.values()) > LONG:
-            share = last_share(jobs, seconds, SHORT)
-            lines.append(_shorter(sizes["evaluate"].count or 1, share))
+            prompts = sizes["evaluate"].count or 1
+            fits = max(min(LEAST, prompts), int(prompts * last_share(jobs, seconds, SHORT)))
+            ends = [wilson_interval(count / 2, count)[1] - 0.5 for count in (fits, prompts)]
+            lines.append(
+                f"--budget {SHORT} ends within {SHORT} minutes, after fewer steps. The win rate is "
+                f"then of about {fits} of {prompts} prompts: "
+                "±{:.0%} instead of ±{:.0%}.".format(*ends),
+            )
     except Exception as error:  # noqa: BLE001  (of whatever kind: the run itself may be able to do it)
         screen.note(f"The time is not known before the start: {one_line(error)}")
         return
     screen.price(lines, seconds)
 
 
-def _shorter(prompts: int, share: float) -> str:
-    """What a budget costs in certainty, where it leaves a share of the prompts."""
-    counts = max(min(LEAST, prompts), int(prompts * share)), prompts
-    ends = [wilson_interval(count / 2, count)[1] - 0.5 for count in counts]
-    return (
-        f"--budget {SHORT} ends within {SHORT} minutes, after fewer steps. The win rate is then "
-        "of about {} of {} prompts: ±{:.0%} instead of ±{:.0%}.".format(*counts, *ends)
-    )
-
-
 def price_lines(recipe: BaseRecipe, made: Plan) -> Iterator[str]:
     """Work and time of each stage, and the time of all."""
     for stage in made.stages:
         title = recipe.titles[stage.name]
-        words = stage.work.words
         time = "time unknown, since its rows are not counted"
         if stage.seconds is not None:
             time = f"about {duration(stage.seconds)}"
-        yield f"{title}: {f'{stage.rounds} times ' * (stage.rounds > 1)}{words}; {time}"
+        yield f"{title}: {f'{stage.rounds} times ' * (stage.rounds > 1)}{stage.work.words}; {time}"
         measured = recipe.section(stage.name).measurement
         if measured is not None and measured.evaluators:
             yield f"{title}: not in this time: evaluators {', '.join(measured.evaluators)}."

@@ -4,17 +4,16 @@ before.
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from operator import itemgetter
 from pathlib import Path
 
 from rich.console import Console
 
 from tether.cli.terminal.console import Terminal, print_line
-from tether.cli.terminal.tables import show_table
+from tether.cli.terminal.tables import show_next, show_table
 from tether.core.amounts import duration, gigabytes
+from tether.core.command import command_line
 from tether.core.rundir import stage_folder
 from tether.core.types import Facts
 from tether.runner.call import finished_stages
@@ -52,12 +51,11 @@ def show_run(console: Console, run: Path) -> None:
         wide = console if console.is_terminal else Terminal(width=170)
         columns, rows = round_table(loop)
         show_table(wide, "rounds", rows, columns)
-        show_conclusion(loop_conclusion(loop))
     else:
         journey = read_journey(run)
         columns, rows = arm_table(journey.compared, judge_of(journey))
         show_table(console, "policies", rows, columns)
-        show_conclusion(brief(journey), picture_lines(journey))
+    show_conclusion(*concluded(run))
 
 
 def show_sweep(console: Console, run: Path) -> None:
@@ -74,44 +72,20 @@ def show_sweep(console: Console, run: Path) -> None:
         print_line(note)
 
 
-def show_next(run: Path, done: Sequence[str], again: Sequence[str]) -> None:
-    """The commands that make sense after these stages, ready to be copied; `again` runs the next
-    stage.
-    """
-    where = shlex.quote(str(run))
+def show_after(run: Path, done: Sequence[str], again: Sequence[str]) -> None:
+    """The commands that make sense after these stages; `again` runs the next stage."""
     kinds = [STAGES[name] for name in done if name in STAGES]
     made = {kind.makes for kind in kinds}
-    trained = any(kind.answers or kind.makes == "verdict" for kind in kinds)
-    rewarded = "reward" in done
-    against = f'a recipe that trains on this reward model, with reward_model = "{run}" in [ppo]'
-    commands = (
-        (
-            "pairs" in made,
-            shlex.join(
-                ["tether", "data", "inspect", str(stage_folder(run, "pairs") / "pairs.jsonl")],
-            ),
-            "look at the comparisons",
-        ),
-        (
-            rewarded,
-            f"tether reward-bench {where} FILES",
-            "test the reward model on other comparisons",
-        ),
-        (bool(again), shlex.join(again), "the next stage"),
-        (rewarded and not again and made <= {"sft", "pairs", "reward"}, "tether new ppo", against),
-        (trained, f"tether chat {where}", "talk to the result"),
-        (trained, f'tether generate {where} -p "I lost my keys."', "or let it answer once"),
-        (trained, f"tether report {where}", "a page of the whole run"),
-        (trained, f"tether doctor {where}", "search for faults in the run"),
-        (
-            trained,
-            f"tether export {where} {shlex.quote(f'{run}-export')}",
-            "a folder for transformers, vLLM, TRL",
-        ),
-    )
-    width = max((len(why) for there, _, why in commands if there), default=0)
-    for _, command, why in filter(itemgetter(0), commands):
-        print_line(f"  {why:{width}}   {command}")
+    states = {
+        "pairs": "pairs" in made,
+        "reward": "reward" in done,
+        "scorer": "reward" in done and not again and made <= {"sft", "pairs", "reward"},
+        "policy": any(kind.answers or kind.makes == "verdict" for kind in kinds),
+    }
+    if again:
+        print_line(f"  the next stage   {command_line(*again)}")
+    holding = (state for state, holds in states.items() if holds)
+    show_next(*holding, run=run, pairs=stage_folder(run, "pairs"))
 
 
 def to_judge(run: Path, *, in_python: bool = False) -> str:
@@ -125,10 +99,9 @@ def to_judge(run: Path, *, in_python: bool = False) -> str:
     source = sections["model"]["source"]
     done = finished_stages(run)
     if not any(STAGES[name].trains_policy for name in done):
-        prompts = ["--prompts", "tether:heldout", "--limit", "50"]
-        models = [str(run), source, *prompts, "--judge", source]
-        return shlex.join(["tether", "duel", *models])
-    tables = [sections[name].get(key) for name in done for key in ("function", "judge")]
+        prompts = ("--prompts", "tether:heldout", "--limit", 50)
+        return command_line("duel", run, source, *prompts, "--judge", source)
+    tables = [sections.get(name, {}).get(key) for name in done for key in ("function", "judge")]
     calls = [table.get("call") for table in tables if isinstance(table, dict)]
     call = next((call for call in calls if isinstance(call, str)), GIVEN)
     judge = {"model": source} if call.startswith(GIVEN) else {"call": call}
@@ -137,7 +110,7 @@ def to_judge(run: Path, *, in_python: bool = False) -> str:
     if not in_python:
         keys = {"data.limit": 50, **{f"judge.{key}": value for key, value in judge.items()}, **more}
         own = [f"evaluate.{key}={value}" for key, value in keys.items()]
-        return shlex.join(["tether", "evaluate", str(run), "tether:heldout", *own])
+        return command_line("evaluate", run, "tether:heldout", *own)
     name = call.removeprefix(GIVEN).partition("@")[0]
     heldout = {"path": "tether:heldout", "limit": 50}
     shown = name if name.isidentifier() else repr(judge)
@@ -145,18 +118,18 @@ def to_judge(run: Path, *, in_python: bool = False) -> str:
     return f"tether.evaluate(tether.load({str(run)!r}), {heldout}, judge={shown}{keys})"
 
 
-def verdict_of(run: Path) -> Conclusion:
-    """The verdict on a run that Python has started, in short lines."""
+def concluded(run: Path, how: str = "") -> tuple[Conclusion, Iterable[str]]:
+    """The verdict on a run or stage in short lines, and its picture; `how` judges the answers."""
     if loop := read_loop(run):
-        return loop_conclusion(loop)
-    return brief(read_journey(run), to_judge(run, in_python=True))
+        return loop_conclusion(loop), ()
+    journey = read_journey(run)
+    return brief(journey, how), picture_lines(journey)
 
 
 def show_verdict(run: Path) -> None:
-    """The end of a call from Python: the verdict, and one line on where to look further."""
-    lines = () if read_loop(run) else picture_lines(read_journey(run))
-    show_conclusion(verdict_of(run), lines)
-    print_line("Details: tether report {0}; tether doctor {0}".format(shlex.quote(str(run))))
+    """The end of a call from Python: the verdict, and where to look further."""
+    show_conclusion(*concluded(run, to_judge(run, in_python=True)))
+    show_next("verdict", run=run)
 
 
 def show_conclusion(conclusion: Conclusion, lines: Iterable[str] = ()) -> None:
@@ -182,8 +155,7 @@ def show_stage(console: Console, run: Path, summary: Facts, how: str = "") -> No
     show_table(console, stage.title, rows)
     show_table(console, "rounds", pair_rounds(stage), ROUND_OF_PAIRS)
     if not (run / "pairs.jsonl").is_file():
-        journey = read_journey(run)
-        show_conclusion(brief(journey, how), picture_lines(journey))
+        show_conclusion(*concluded(run, how))
     print_line(f"{stage.title}: {run}")
 
 

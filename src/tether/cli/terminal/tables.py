@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import tomllib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -10,6 +12,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from tether.cli.terminal.console import print_line
+from tether.core.command import command_line
+
+NEXT = tomllib.loads(Path(__file__).with_name("next.toml").read_text(encoding="utf-8"))
+"""By state: lines of commands, each with what it is for."""
 
 
 def show_table(
@@ -27,6 +33,22 @@ def show_table(
         table.add_row(*map(escape, row))
     if table.rows:
         console.print(table)
+
+
+def show_next(*states: str, **names: object) -> None:
+    """Print the commands that make sense in some states, ready to be copied, by `next.toml`.
+
+    Args:
+        names: values for the names in the table.
+    """
+    lines = [
+        (command_line(*(word.format(**names) for word in shlex.split(line))), why.format(**names))
+        for state in states
+        for line, why in NEXT[state].items()
+    ]
+    width = max((len(why) for _, why in lines), default=0)
+    for line, why in lines:
+        print_line(f"  {why:{width}}   {line}")
 
 
 def save(path: Path | None, value: object) -> None:

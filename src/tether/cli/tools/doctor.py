@@ -6,7 +6,6 @@ construction.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -16,6 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from tether.core.command import command_line
 from tether.core.errors import ConfigError
 from tether.core.protocols import RewardSource
 from tether.core.types import Prompt, Score
@@ -77,7 +77,7 @@ def examine_recipe(recipe: BaseRecipe) -> dict[str, list[Result]]:
         raise ConfigError(
             f"the recipe has no stage that samples at every step ({', '.join(making('policy'))}), "
             "and before training the doctor examines no others: `tether data inspect` looks at "
-            f"its data, and `tether doctor {shlex.quote(recipe.run)}` at the run afterwards",
+            f"its data, and `{command_line('doctor', recipe.run)}` at the run afterwards",
         )
     prepare(recipe, starting=False)
     results = {}

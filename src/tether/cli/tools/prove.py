@@ -97,7 +97,8 @@ def prove(
                 run_job(needed, None)
             job = with_earlier_results(job)
             each = job.settings.model_copy(update={"checkpoint_every": 1})
-            whole, cut = folder / f"{name}-whole", folder / f"{name}-cut"
+            whole = folder / f"{name}-whole"
+            cut = folder / f"{name}-cut"
             _start(replace(job, settings=each, folder=whole), sum(cuts))
             for done in range(1, len(cuts) + 1):
                 _start(replace(job, settings=each, folder=cut), sum(cuts[:done]))

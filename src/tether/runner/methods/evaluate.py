@@ -103,6 +103,7 @@ def train(
     if job.earlier and job.policy is not None:  # what this round alone brought
         (name, answers) = next(iter(after.items()))
         previous = read_json(job.earlier[-1] / job.stage / name / "answers.json")
+        asked.judge_all([previous])
         results[name]["gold_gain_of_round"] = asked.gained(previous, answers)["gold_gain"]
     write_jsonl(run.path / "answers.jsonl", asked.rows(before, after))
     write_jsonl(run.path / EVALUATIONS, asked.records(before, after))
@@ -353,15 +354,13 @@ class _Sides:
         columns = {tuple(t): None for side in sides for t in self._texts_of(side).values()}
         prompts = [prompt for prompt in self.prompts for _ in columns]
         scores = self.judge(prompts, [text for row in zip(*columns, strict=True) for text in row])
-        self._scores = {
+        self._scores |= {
             column: scores[place :: len(columns)] for place, column in enumerate(columns)
         }
 
     def judged(self, texts: Sequence[str]) -> list[Score]:
         """Scores of answers to the held-out prompts."""
-        if (key := tuple(texts)) not in self._scores:
-            self._scores[key] = self.judge(self.prompts, texts)
-        return self._scores[key]
+        return self._scores[tuple(texts)]
 
     def gained(self, before: Facts, after: Facts) -> Json:
         """Gold before and after, gain and win rate with their intervals, parts, and what decoding

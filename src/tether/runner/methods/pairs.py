@@ -11,7 +11,6 @@ interrupted collection continues.
 from __future__ import annotations
 
 import contextlib
-import shlex
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +20,7 @@ from itertools import islice
 from pathlib import Path
 
 from tether.core.budget import time_limit
+from tether.core.command import command_line
 from tether.core.digest import digest
 from tether.core.errors import ConfigError, DataError, RunError, TetherError
 from tether.core.protocols import count_of, doing
@@ -198,7 +198,8 @@ def _answered(
     """Answers prompt by prompt, by the prompts' ids, written as they come. If the choice of pairs
     needs scores, the last round's reward model gives them. With a budget, as many as fit.
     """
-    section, path = job.settings, run.path / "answers.jsonl"
+    section = job.settings
+    path = run.path / "answers.jsonl"
     progress = job.progress
     texts = {prompt.id: prompt.text for prompt in prompts.values()}
     # before anything is judged, the data may change, and have another prompt of this id
@@ -447,8 +448,8 @@ class _Collector:
                 raise WaitingError(
                     f"{self.run.path} waits for people: {judged} of "
                     f"{judged + tasks['open'] + tasks['expert']} comparisons are judged, "
-                    f"{tasks['expert']} wait for an expert. Let them in with\n  tether prefs "
-                    f"serve {shlex.quote(section.store)}\nand run the same command again when they are done.",
+                    f"{tasks['expert']} wait for an expert. Let them in with\n"
+                    f"  {command_line('prefs', 'serve', section.store)}\nand run the same command again when they are done.",
                 )
             return list(comparisons(store, section.how, round=name)), {
                 "store": section.store,

@@ -263,7 +263,8 @@ class RewardMembers:
         """Train the members that are not complete; returns the summary of what they are
         together.
         """
-        split, summaries = None, []
+        split = None
+        summaries = []
         count = len(self.members) + (self.student is not None)
         bars = [_part(self.job.progress, number, count) for number in range(count)]
         manifest = {"source": self.loaded.source, "digest": self.loaded.digest}

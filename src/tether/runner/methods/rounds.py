@@ -284,7 +284,8 @@ class _Round:
         Raises:
             RewardError: too many scores failed.
         """
-        job, section = self.job, self.job.settings
+        job = self.job
+        section = self.job.settings
         reward = reward_apart(section, job.scorer, job.model, job.seed)
         limit = FailureLimit(reward, section.max_failed)
         size = section.samples_per_prompt * max(

@@ -200,7 +200,8 @@ def _diversity(material: Material) -> PolicyEvaluator:
 
 
 def _rows(material: Material, files: Sequence[str], kind: type[Row]) -> list[Row]:
-    aside, limit = material.quarantine, material.limit
+    aside = material.quarantine
+    limit = material.limit
     return [row for file in files for row in read(file, kind, quarantine=aside, limit=limit)]
 
 
