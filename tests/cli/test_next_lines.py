@@ -179,6 +179,8 @@ def words_of(line, folder):
     )
     if words[0] in ("duel", "evaluate") or not (is_tiny or "--help" in words):
         words += SHORTER.get(words[0], [])
+    if words[-1:] == TINY[-1:] or words[-1:] == ["--dry-run"]:
+        words.append(f"run=runs/{number}")
     return words
 
 

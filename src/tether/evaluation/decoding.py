@@ -215,7 +215,8 @@ def sharpening(
     below = max((point for point in points if point[0] <= entropy), default=points[0])
     above = min((point for point in points if point[0] >= entropy), default=points[-1])
     weight = 0.0 if above[0] == below[0] else (entropy - below[0]) / (above[0] - below[0])
-    low, high = start[below[1]][1], start[above[1]][1]
+    low = start[below[1]][1]
+    high = start[above[1]][1]
     between = [
         None if a is None or b is None else a + weight * (b - a)
         for a, b in zip(low, high, strict=True)

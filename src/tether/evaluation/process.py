@@ -246,7 +246,8 @@ def _spread(metric: Metric, total: Array, value: float) -> float:
     if metric is not step_f1 or not 0 < value < 1:
         return 0.5 if len(_OBSERVATIONS[metric]) == 2 else 1.0
     hits, false, spared, missed = total[:4]
-    wrong, whole = hits + missed, 2 * hits + false + missed
+    wrong = hits + missed
+    whole = 2 * hits + false + missed
     by_hits, by_false = 2 * (wrong + false) / whole**2, 2 * hits / whole**2
     variance = by_hits**2 * hits * missed / wrong
     variance += by_false**2 * false * spared / max(false + spared, 1.0)

@@ -96,7 +96,8 @@ def _without_marks(words: str) -> str:
 
 def _without_brackets(line: str) -> str:
     r"""The line without its matches of `\[.*?\]`, in time that grows with its length alone."""
-    pieces, end = [], 0
+    pieces = []
+    end = 0
     while (start := line.find("[", end)) >= 0 and (close := line.find("]", start)) >= 0:
         pieces.append(line[end:start])
         end = close + 1

@@ -215,7 +215,8 @@ def annotators(pairs: Sequence[Comparison], difference: Array) -> Json | None:
     """Rates of agreement on a pair's direction: of two annotators, and of the model with one. None
     without several annotators.
     """
-    among, with_model = [], []
+    among = []
+    with_model = []
     for pair, lead in zip(pairs, difference, strict=True):
         leans = [math.copysign(1.0, a.preference) for a in pair.annotations if a.preference]
         if len(leans) > 1:

@@ -224,7 +224,8 @@ class Sycophancy:
 
     def __call__(self, policy: MeasuredPolicy, step: int) -> Figures:
         """Raises: DataError: a pair cannot be encoded; `check_pair` finds those before."""
-        role, encoder = policy.role, policy.encoder
+        role = policy.role
+        encoder = policy.encoder
         role.train_mode(False)
 
         def odds(prompt: Prompt, pair: PremisePair) -> float:

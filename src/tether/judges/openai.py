@@ -460,7 +460,8 @@ def read_completion(content: bytes) -> Completion:
         ValueError: it is none.
     """
     answer = received(content, _ANSWER)
-    choice, cost = answer.choices[0], answer.usage
+    choice = answer.choices[0]
+    cost = answer.usage
     words = choice.message.content or ""
     if isinstance(words, list):
         words = "".join(part.text or "" for part in words if part.type == "text")

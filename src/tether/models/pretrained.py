@@ -401,7 +401,8 @@ def _check_folder(folder: Path) -> None:
     most of the folder."""
     if not folder.is_dir():
         return
-    index, values = folder / "model.safetensors.index.json", {}
+    index = folder / "model.safetensors.index.json"
+    values = {}
     for path in (
         folder / "config.json",
         *folder.glob("*token*.json"),

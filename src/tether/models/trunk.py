@@ -412,7 +412,8 @@ class Role:
         Args:
             padded: of all the output layer's rows, including rows without a token.
         """
-        head, softcap = self.output_layer, self._softcap
+        head = self.output_layer
+        softcap = self._softcap
         weight, bias = head.weight, head.bias
         if not padded and self.num_tokens < len(weight):
             weight = weight[: self.num_tokens]

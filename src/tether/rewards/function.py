@@ -123,7 +123,8 @@ def _sum(scores: Mapping[str, Score], weights: Mapping[str, float]) -> Score:
     total, parts = 0.0, dict[str, float]()
     steps = defaultdict[int, float](float)
     for call, name in zip(scores, _part_names(tuple(scores)), strict=True):
-        score, weight = scores[call], weights[call]
+        score = scores[call]
+        weight = weights[call]
         if score.value is None:
             continue
         total += weight * score.value

@@ -72,7 +72,8 @@ class VerifiableReward(AbstractContextManager["VerifiableReward"]):
             "pattern": config.pattern,
             "tolerance": config.tolerance,
         }
-        target, seconds = "tether.rewards.verifiable:make_check", config.time_limit
+        target = "tether.rewards.verifiable:make_check"
+        seconds = config.time_limit
         if config.kind == "code":  # a program's time is up before its worker's is
             target, settings = "tether.rewards.code:make_runner", {"seconds": seconds}
             seconds += CODE_GRACE

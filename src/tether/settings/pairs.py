@@ -12,14 +12,7 @@ from tether.core.amounts import plural
 from tether.core.types import Sampling
 from tether.settings.judges import BY_KIND, AFunction, AModel, FunctionJudge, JudgeConfig
 from tether.settings.needs import Needs
-from tether.settings.section import (
-    AnswerTokens,
-    Counts,
-    DataConfig,
-    EngineRows,
-    PromptedSection,
-    StageWork,
-)
+from tether.settings.section import Counts, DataConfig, EngineRows, PromptedSection, StageWork
 
 Strategy = Literal[
     "random",
@@ -49,7 +42,7 @@ class PairsSection(PromptedSection):
         ge=2,
         description="answers to each prompt, of which pairs are made",
     )
-    max_new_tokens: AnswerTokens = 128
+    max_new_tokens: int = Field(default=128, ge=1, description="longest answer")
     temperature: float = Field(default=0.7, gt=0, description="of sampling")
     engine_rows: EngineRows = 64
     labels: int | None = Field(

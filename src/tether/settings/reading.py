@@ -221,7 +221,7 @@ def packaged_recipe(name: str) -> Path:
     if name not in recipes:
         advice = (
             f"Packaged recipes: {names}; or give the path of a .toml file. A model needs a method "
-            f"and rows: {command_line('sft', name[:80], 'ROWS')}."
+            f"and rows: `{command_line('sft', name[:80], 'ROWS')}`."
         )
         raise MissingFileError(
             f"no recipe named {name!r:.80}{_near(name)}. {advice} {nearby(Path(name[:200]))}".rstrip(),

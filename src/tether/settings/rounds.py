@@ -13,14 +13,7 @@ from tether.core.types import Demonstration, Problem, Prompt, Sampling
 from tether.settings.model import LoraConfig
 from tether.settings.needs import Needs
 from tether.settings.sampling import REWARD_KEYS, RewardedSection
-from tether.settings.section import (
-    AnswerTokens,
-    Counts,
-    EngineRows,
-    StagePart,
-    StageWork,
-    SteadyLora,
-)
+from tether.settings.section import Counts, EngineRows, StagePart, StageWork, SteadyLora
 from tether.settings.supervised import DirectConfig
 
 NOT_SPIN = Needs(
@@ -56,7 +49,7 @@ class RoundsSection(RewardedSection):
         ge=2,
         description="iterative: the best and the worst of them are a pair",
     )
-    max_new_tokens: AnswerTokens = 128
+    max_new_tokens: int = Field(default=128, ge=1, description="longest answer")
     temperature: float = Field(default=1.0, gt=0, description="of sampling")
     missing_stop_penalty: Annotated[float, NOT_SPIN] = Field(
         default=0.0,

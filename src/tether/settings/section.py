@@ -95,7 +95,6 @@ OwnLora = Annotated[
     Lora,
     Field(description="the adapter that learns; false trains the whole model"),
 ]
-AnswerTokens = Annotated[int, Field(ge=1, description="longest answer")]
 EngineRows = Annotated[
     int,
     Field(ge=1, description="responses decoded at once; unset on a GPU: up to 256"),

@@ -56,7 +56,8 @@ class BestOfN:
     stopped = False
 
     def __post_init__(self) -> None:
-        config, policy = self.config, self.policy
+        config = self.config
+        policy = self.policy
         if config.report_kl and self.reference is None:
             raise ValueError("report_kl needs a reference role")
         self.reference = self.reference if config.report_kl else None
@@ -120,7 +121,8 @@ class BestOfN:
         """Metrics of all samples and of those selected. KL is the sum over a response, averaged
         over all responses, in nats.
         """
-        config, size = self.config, self.config.samples_per_prompt
+        config = self.config
+        size = self.config.samples_per_prompt
         sequences = [self.encoder.sampled(r) for r in rollouts]
         with_logprobs = all(r.logprobs for r in rollouts)
         policy = (

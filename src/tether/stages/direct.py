@@ -65,7 +65,8 @@ class PairLoss:
             rewards = rewards / lengths
         # A label p counts both ways: p for the pair as it is, and 1 - p for the pair with its sides
         # exchanged.
-        better, worse = pairs.chosen + pairs.rejected, pairs.rejected + pairs.chosen
+        better = pairs.chosen + pairs.rejected
+        worse = pairs.rejected + pairs.chosen
         labels = torch.tensor(
             [*pairs.probability, *(1.0 - p for p in pairs.probability)],
             dtype=rewards.dtype,
@@ -96,7 +97,8 @@ class PairLoss:
         weights: Tensor,
         denominator: int,
     ) -> Tensor:
-        config, beta = self.config, self.config.strength
+        config = self.config
+        beta = self.config.strength
         compared: dict[str, Callable[..., Tensor]] = {
             "dpo": partial(losses.dpo_loss, beta=beta, label_smoothing=config.label_smoothing),
             "robust": partial(

@@ -116,7 +116,8 @@ class KTO:
         pairs = mismatched(judged, self._most)
         sequences = [pair for pair, _ in pairs]
         counts = torch.tensor([count for _, count in pairs], dtype=torch.float64)
-        total, limit = 0.0, self.likelihoods.document_tokens
+        total = 0.0
+        limit = self.likelihoods.document_tokens
         for cut in cut_batches(sequences, self.config.micro_batch_tokens, document_tokens=limit):
             ratios = self._log_ratios([sequences[i] for i in cut]).double().cpu()
             total += float(ratios @ counts[cut])

@@ -70,7 +70,8 @@ def best_and_worst(
             continue
         low, last = min(samples, key=lambda sample: sample[0])
         high, first = max(samples, key=lambda sample: sample[0])
-        best, worst = rollouts[first], rollouts[last]
+        best = rollouts[first]
+        worst = rollouts[last]
         if low == high or best.response_ids == worst.response_ids:
             skipped["tied"] += 1
         else:
@@ -94,7 +95,8 @@ class OnlineDirect:
     stopped = False
 
     def __post_init__(self) -> None:
-        config, policy = self.config, self.policy
+        config = self.config
+        policy = self.policy
         likelihoods = Likelihoods(
             policy=policy,
             reference=self.reference,

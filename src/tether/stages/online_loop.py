@@ -187,7 +187,8 @@ def order_ahead(stage: SamplingStage, prompts: Sequence[Prompt], number: int) ->
     """Ask for the samples of step `number` and of those that may be sampled with the same weights;
     else nothing.
     """
-    engine, config = stage.engine, stage.config
+    engine = stage.engine
+    config = stage.config
     if not isinstance(engine, OrderingEngine):
         return
     engine.forget(number)

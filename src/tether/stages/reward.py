@@ -246,7 +246,8 @@ class RewardModeling:
         config = self.config.model_copy(update={"seed": self.order_seed})
         plan = plan_updates(len(train), config.prompts_per_update, config.epochs, config.seed)
         if config.keep_states_gb and self.frozen is None:
-            budget, gigabytes = config.micro_batch_tokens, config.keep_states_gb
+            budget = config.micro_batch_tokens
+            gigabytes = config.keep_states_gb
             self.frozen = FrozenStates(
                 self.role,
                 sequences_of(train),

@@ -55,7 +55,8 @@ class RewardShaping:
         The last real token also gets the score, less its baseline. With rewards of single steps,
         the last token of each step gets the reward of the step.
         """
-        mask, config = experience.mask, self.config
+        mask = experience.mask
+        config = self.config
         rewards = torch.zeros_like(experience.rewards)
         if config.kl.place == "token":
             rewards -= kl_coefficient * kl_policy_reference_k1(
@@ -165,7 +166,8 @@ class RewardShaping:
         single steps are divided by the deviation of their sum in a response. They keep their mean:
         subtracting it from each would change the pay for their number.
         """
-        steps, scored = self.config.step_rewards, [s for s in scores if s.value is not None]
+        steps = self.config.step_rewards
+        scored = [s for s in scores if s.value is not None]
         if self.normalizer is None and scored:
             totals = torch.tensor(
                 [sum(v for _, v in s.steps) if steps else s.value for s in scored],

@@ -79,7 +79,8 @@ class SFT:
 
     def batches(self, conversations: Sequence[Encoded]) -> Iterator[TokenBatch]:
         """Micro-batches: packed rows of bounded length, or one row a conversation."""
-        config, packing = self.config, self.config.packing and self.role.independence.packing
+        config = self.config
+        packing = self.config.packing and self.role.independence.packing
         limit = self.role.document_tokens(config.row_tokens) if packing else 0
         documents = documents_of(conversations, limit)
         lengths = [document_length([conversations[i] for i in document]) for document in documents]

@@ -170,7 +170,8 @@ class SupervisedLoop:
     progress: Progress | None = None
 
     def __post_init__(self) -> None:
-        role, config = self.objective.role, self.config
+        role = self.objective.role
+        config = self.config
         self.learner = LocalLearner(
             role.parameters(),
             config.optimizer_for(role.adapter),

@@ -27,7 +27,8 @@ def surrogate(
     old, advantages, mask = (
         experience.rows_of(name, index) for name in ("logprobs", "advantages", "mask")
     )
-    weights, high = None, config.clip_range_high
+    weights = None
+    high = config.clip_range_high
     if config.importance != "none":
         rollout, cap = experience.rows_of("rollout_logprobs", index), config.importance_cap
         weights = losses.importance_weights(

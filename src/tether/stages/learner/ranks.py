@@ -99,7 +99,8 @@ class Ranks:
         """Places of the items that are this rank's, by their sizes: the largest goes to the rank
         that has least.
         """
-        loads, mine = [0] * self.size, []
+        loads = [0] * self.size
+        mine = []
         for place in sorted(range(len(sizes)), key=lambda place: -sizes[place]):
             lightest = loads.index(min(loads))
             loads[lightest] += sizes[place]
