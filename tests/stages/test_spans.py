@@ -3,6 +3,7 @@ no loss, no KL and no advantage. The oracle is a pass of the whole model, and su
 """
 
 import json
+import random
 
 import pytest
 import torch
@@ -190,3 +191,16 @@ def test_saved_pairs_with_and_without_spans():
     del row["chosen_spans"]
     sides = rounds._ranking(row, encoder, Limit(100)).sequences
     assert [side.num_trained for side in sides] == [7, 3]
+
+
+def test_a_cut_between_replies_that_adds_nothing_changes_nothing():
+    """Ten thousand random cuts of a response into spans without a gap."""
+    encoder, draw = ChatEncoder(tiny_tokenizer(), (1,)), random.Random(0)
+    for _ in range(10_000):
+        ids = tuple(draw.choices(range(5, 200), k=draw.randrange(1, 30)))
+        places = sorted(draw.sample(range(1, len(ids)), draw.randrange(len(ids))))
+        cuts = (*zip((0, *places), (*places, len(ids)), strict=True),)
+        numbers = tuple(-draw.random() for _ in ids)
+        one, other = rollout(ids, logprobs=numbers), rollout(ids, cuts, numbers)
+        assert encoder.sampled(one) == encoder.sampled(other)
+        assert one.written == other.written == ids
