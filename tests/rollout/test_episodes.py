@@ -160,6 +160,24 @@ def test_a_random_policy_plays_on_until_its_limits():
     assert [r.response_ids for g in again for r in g.rollouts] == [r.response_ids for r in rollouts]
 
 
+def test_a_reply_that_a_string_ends_gets_the_end_of_its_turn_unsampled():
+    class Talks(Echo):
+        def step(self, message):
+            return super().step(message) if message["content"] else (None, 0.0, True)
+
+    local = LocalEngine(Role(tiny_model(1)), encoder())
+    engine = EpisodeEngine(local, EnvironmentThreads(Talks), local.encoder, EpisodeLimits())
+    sampling = Sampling(max_new_tokens=64, stop_strings=tuple("abcdefghijklmnopqrst"))
+    groups = engine.generate(TASKS, sampling, num_samples=8, seed=1)
+    several = [r for group in groups for r in group.rollouts if len(r.spans) > 1]
+    assert several
+    for rollout in several:
+        for _, stop in rollout.spans[:-1]:
+            ended = rollout.response_ids[stop - 1] == 1
+            assert ended or rollout.response_ids[stop] == 1
+            assert rollout.response_ids[stop + (not ended)] == 3  # the next turn begins
+
+
 def test_a_cut_reply_ends_the_episode_without_an_invented_end():
     engine, _ = episodes(Echo, "a", "b", cut=(1,))
     for rollout in play(engine):

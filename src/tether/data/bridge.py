@@ -32,12 +32,13 @@ class TurnBridge:
         self.encoder = encoder
         self.question = Message("user", "a", tools=tools)
 
-    def after(self, stop: int, calls: Sequence[Json], turns: Conversation) -> tuple[int, ...]:
+    def after(self, last: int, calls: Sequence[Json], turns: Conversation) -> tuple[int, ...]:
         """The ids between a sampled reply and the next one: what the environment says, and the
         beginning of the next reply.
 
         Args:
-            stop: the id that ended the reply; it is not repeated.
+            last: the reply's last id. A stop token is not repeated; behind another one, the end of
+                the turn comes first.
             calls: the functions that the reply calls, in OpenAI's format with their ids.
             turns: of the environment, at least one.
 
@@ -46,9 +47,11 @@ class TurnBridge:
                 reply and them.
         """
         behind = self._behind(calls, turns)
-        text = self._without_end(behind, _first_place(behind, turns))
-        last = self.encoder.tokenizer.decode([stop], skip_special_tokens=False)
-        return tuple(self.encoder.continued(last, text))
+        limit = _first_place(behind, turns)
+        ended = last in self.encoder.stop_ids
+        text = self._without_end(behind, limit) if ended else behind
+        word = self.encoder.tokenizer.decode([last], skip_special_tokens=False)
+        return tuple(self.encoder.continued(word, text))
 
     def _behind(self, calls: Sequence[Json], turns: Conversation) -> str:
         """What the template writes behind the words of a reply, or behind the last value of its
