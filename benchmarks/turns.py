@@ -1,7 +1,7 @@
 """What a turn of an episode costs, from the second to the last: keys and values that stay, against
 conversations that are read anew.
 
-    python -m benchmarks.turns [TURNS] [EPISODES]
+    python -m benchmarks.turns [TURNS EPISODES | --smoke]
 
 The model is SmolLM2-135M, which writes a word a reply; the environment adds a sentence.
 """
@@ -66,7 +66,9 @@ def measured(turns: int, count: int) -> list[float]:
 
 
 def main() -> None:
-    turns, count = (int(word) for word in (*sys.argv[1:], *("32", "8")[len(sys.argv) - 1 :]))
+    small = sys.argv[1:] == ["--smoke"]
+    sizes = ["4", "2"] if small else [*sys.argv[1:], *["32", "8"][len(sys.argv) - 1 :]]
+    turns, count = map(int, sizes)
     fits = talk.rows_that_fit
     for name, rule in (("kept", fits), ("read anew", lambda *_: 0)):
         talk.rows_that_fit = rule

@@ -43,6 +43,7 @@ def dump_stacks(path: Path, reason: str) -> None:
     with own_file(path) as file:
         file.write(f"== {time.strftime('%Y-%m-%d %H:%M:%S')}: {reason}\n".encode())
         file.flush()
+        faulthandler.dump_traceback(file, all_threads=False)  # of many threads, some are left out
         faulthandler.dump_traceback(file, all_threads=True)
         file.write(b"\n")
 

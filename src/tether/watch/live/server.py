@@ -151,11 +151,11 @@ async def _open(request: Request, token: str = "") -> Response:
     """Exchange the token for a cookie; the page itself goes on, so that the address is clean."""
     door = _door(request)
     client = request.client.host if request.client else ""
-    if door.attempts.blocked(client):
+    if not door.attempts.take(client):
         raise HTTPException(429, "There were too many wrong tokens. Try again in a minute.")
     if not _same(token, door.token):
-        door.attempts.fail(client)
         raise HTTPException(401, TO_ENTER)
+    door.attempts.give_back(client)
     response = HTMLResponse('<!DOCTYPE html><meta http-equiv="refresh" content="0;url=/">')
     response.set_cookie(
         door.cookie,
