@@ -60,6 +60,7 @@ ARGUMENTS = {
     ),
     "judge": "judge: Callable[..., Any] | Mapping[str, Any] | str | None = ...",
     "reward_weights": "reward_weights: Sequence[float] | None = ...",
+    "tools": "tools: Sequence[Callable[..., object]] | None = ...",
     "run": "run: str | Path | None = ...",
     "seed": "seed: int = 0",
     "track": "track: str | Sequence[str] = ()",
