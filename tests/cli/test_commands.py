@@ -665,7 +665,7 @@ def test_the_end_of_a_command_says_which_are_useful_next(project, here):
     code, text = here("run", "recipe.toml", "ppo", "run=other")
     for command in (
         "chat other",
-        'generate other -p "',
+        "generate other -p '",
         "report other",
         "export other other-export",
     ):

@@ -43,8 +43,8 @@ QUICK = ("spin", "rounds")
 
 
 def printed(text):
-    """The commands that an output says to give next, without what it says of them."""
-    lines = (re.match(r"\s+(tether .*?)(?:\s{2,}.*)?$", line) for line in text.splitlines())
+    """The commands that an output says to give next, which end its lines."""
+    lines = (re.match(r"\s+(?:\S.*\s{2,})?(tether .*)$", line) for line in text.splitlines())
     return [shlex.split(line[1])[1:] for line in lines if line]
 
 

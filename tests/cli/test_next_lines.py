@@ -156,7 +156,9 @@ def lines_in(text):
     text = re.sub(r"(?m)^[│╭╰ ─╮╯]*│|│$", "", text)
     named = re.findall(r"`(tether [^`]+)`", text)
     named += re.findall(r"(?m)(?:^  |: |   )(tether .+?)(?:   |$)", text)
-    return [line.rstrip(".") for line in dict.fromkeys(named)]
+    # "tether ipo with KEY=VALUE: ..." is the subject of an error, and a usage is no command
+    lines = (line.rstrip(".") for line in dict.fromkeys(named))
+    return [line for line in lines if not re.search(r"^tether \w+ with |\[OPTIONS\]", line)]
 
 
 def words_of(line, folder):

@@ -196,10 +196,11 @@ def test_sft_learns_to_call(tmp_path):
     )
     stage = SFT(config, Role(tiny_model().requires_grad_(False)), encoder())
     rows = [demonstration(tools=[SCHEMA])] * 2
-    before = stage.evaluate(stage._encode(rows)[0])["loss"]
+    encoded = [one for row in rows for one in encoder().conversations(row.messages)]
+    before = stage.evaluate(encoded)["loss"]
     summary = stage.train(rows, RunDirectory(tmp_path))
     assert summary["updates"] == 3 and summary["skipped"] == {}
-    assert stage.evaluate(stage._encode(rows)[0])["loss"] < before
+    assert stage.evaluate(encoded)["loss"] < before
 
 
 def test_sft_sets_rows_aside_whose_calls_the_template_leaves_out(tmp_path):

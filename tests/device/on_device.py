@@ -34,7 +34,7 @@ from tether.models.saving import attach_adapter, load_head
 from tether.models.trunk import Role
 from tether.rewards.classifier import ClassifierReward
 from tether.rewards.learned import LearnedReward
-from tether.rollout.local import _Decoding
+from tether.rollout.local import SlotDecoding
 from tether.rollout.sampling import sample_tokens
 from tether.runner.assembly.engines import vllm_share
 from tether.runner.assembly.models import open_model
@@ -461,14 +461,14 @@ def test_the_host_waits_once_a_token_whatever_layers_and_rows(adapter, how, monk
     engine, steps = local_engine(role, loaded, max_rows=40), []
     with torch.no_grad():
         role.causal_model.get_output_embeddings().weight[1] *= 0
-    step = _Decoding.step
+    step = SlotDecoding.step
 
     def watched(self):
         with counting() as counted:
             step(self)
         steps.append(counted)
 
-    monkeypatch.setattr(_Decoding, "step", watched)
+    monkeypatch.setattr(SlotDecoding, "step", watched)
     prompts = [Prompt((user(f"{n} " + "x" * (n % 7)),), str(n)) for n in range(60)]
     groups = engine.generate(prompts, Sampling(max_new_tokens=24, **how), seed=3)
     assert len({len(group.rollouts[0].response_ids) for group in groups}) > (

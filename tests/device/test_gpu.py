@@ -17,7 +17,7 @@ from tether.models.loading import add_adapter
 from tether.models.trunk import Role
 from tether.rollout import graphs
 from tether.rollout.graphs import Graphs
-from tether.rollout.local import _Decoding
+from tether.rollout.local import SlotDecoding
 from tether.runner.assembly.models import open_model
 from tether.runner.assembly.roles import local_engine
 from tether.runner.run import run_recipe
@@ -250,7 +250,7 @@ def test_a_deterministic_run_gives_the_same_bits_twice(tmp_path):
 
 
 def test_the_host_waits_once_a_token(monkeypatch):
-    step, reports = _Decoding.step, []
+    step, reports = SlotDecoding.step, []
 
     def watched(self):
         with warnings.catch_warnings(record=True) as reported:
@@ -262,6 +262,6 @@ def test_the_host_waits_once_a_token(monkeypatch):
         reports.append([place for place in places if "/tether/" in place])
 
     monkeypatch.setenv("TETHER_GRAPHS", "0")  # a graph hides where the host would wait
-    monkeypatch.setattr(_Decoding, "step", watched)
+    monkeypatch.setattr(SlotDecoding, "step", watched)
     drawn("cuda")
     assert reports and all(len(one) <= 1 for one in reports), max(reports, key=len)

@@ -120,7 +120,7 @@ def _first_place(text: str, turns: Conversation) -> int:
     places = [0]
     for turn in turns:
         words = turn.content.strip()
-        forms = words, json.dumps(words)[1:-1], json.dumps(words, ensure_ascii=False)[1:-1]
+        forms = words, json.dumps(words, ensure_ascii=False)[1:-1]
         places.append(max(text.find(form, places[-1]) for form in forms))
         if places[-1] < 0:
             raise DataError(

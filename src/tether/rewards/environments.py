@@ -71,9 +71,8 @@ class _Player:
         opening = settled(self.environment.reset(task))
         if opening is None:
             return self.prompt.messages
-        if isinstance(opening, str):
-            return (*self.prompt.messages, Message("user", _clean(opening)))
-        return messages_of(opening)
+        before = self.prompt.messages if isinstance(opening, str) else ()
+        return (*before, *messages_of(opening))
 
     def step(self, reply: Message) -> Turn:
         if self.environment is None:
@@ -195,18 +194,20 @@ def turn_of(returned: JsonValue) -> Turn:
     words, reward, done = returned
     if not (reward is None or (isinstance(reward, int | float) and math.isfinite(reward))):
         raise DataError(f"step returned the reward {reward!r:.60}")
-    turns = messages_of([{"role": "user", "content": words}] if isinstance(words, str) else words)
+    turns = messages_of(words)
     if not (done or turns):
         raise DataError("step returned neither a message nor the end of the episode")
     return Turn(turns, None if reward is None else float(reward), bool(done))
 
 
 def messages_of(rows: JsonValue) -> Conversation:
-    """Messages as dicts with role and content; None is none.
+    """Messages as dicts with role and content; a text is a user's turn, None is none.
 
     Raises:
         DataError: they are something else, or longer than LONGEST characters.
     """
+    if isinstance(rows, str):
+        rows = {"role": "user", "content": rows}
     rows = [rows] if isinstance(rows, Mapping) else rows or []
     if not isinstance(rows, Sequence) or not all(isinstance(row, Mapping) for row in rows):
         raise DataError(f"an environment's messages are {type(rows).__name__}, not a list of dicts")
@@ -242,18 +243,16 @@ def _clean(text: JsonValue) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
+@dataclass
 class EpisodeReward:
     """Implements core.protocols.RewardSource: what the environments gave."""
 
+    parts: RewardParts
     name = "environment"
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
         missing = Score(None, reason="the response is no episode of an environment")
         return [rollout.outcome or missing for rollout in rollouts]
-
-
-def episode_reward(parts: RewardParts) -> EpisodeReward:
-    return EpisodeReward()
 
 
 def environments_of(config: EnvironmentConfig) -> EnvironmentThreads:

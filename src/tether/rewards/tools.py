@@ -46,7 +46,7 @@ class ToolEnvironment:
         self.functions = {function.__name__: checked(function) for function in functions}
 
     def reset(self, task: Json) -> None:
-        return None
+        """The prompt as it is."""
 
     def step(self, message: Json) -> tuple[list[Json], None, bool]:
         calls = message.get("tool_calls") or []

@@ -102,7 +102,7 @@ class ModelConfig(Config):
     chat_template: str | None = Field(
         default=None,
         description="path of a Jinja file that replaces the tokenizer's template; chatml-tools: "
-        "tether's own for models of the ChatML family whose template knows no tools",
+        "a packaged one for models of the ChatML family whose template knows no tools",
     )
     rendered_texts: Literal["auto", "split", "keep"] = Field(
         default="auto",

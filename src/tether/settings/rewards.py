@@ -310,7 +310,7 @@ REWARDS: dict[str, RewardKind] = {
     ),
     "environment": RewardKind(
         help="what the environment gives",
-        make="tether.rewards.environments:episode_reward",
+        make="tether.rewards.environments:EpisodeReward",
         served=None,
         steps=True,
         parts=("turns", "calls", "unread_calls"),
