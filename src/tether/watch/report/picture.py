@@ -177,18 +177,12 @@ def multiples(runs: Mapping[str, Journey]) -> list[Plot]:
     return plots
 
 
-def _counted(numbers: Rods) -> Rods:
-    """The numbers of one run, with the observations behind the one that decides."""
-    count = numbers.numbers[0].value.count if numbers.numbers else 0
-    return numbers._replace(title=f"{numbers.title} (n = {count})") if count else numbers
-
-
 def picture(journey: Journey) -> list[Plot]:
     """What decides, and the course of the training."""
-    return [*_counted(rods(journey)).plots(), *multiples({"": journey})]
+    return [*rods(journey).plots(), *multiples({"": journey})]
 
 
 def picture_lines(journey: Journey) -> Iterator[str]:
     """The picture in a few lines of a terminal."""
-    yield from _counted(rods(journey)).lines()
+    yield from rods(journey).lines()
     yield from map(_curve_line, multiples({"": journey})[:1])
