@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from tether.core.errors import DataError
-from tether.core.types import Prompt, Sampling, StopReason, user
+from tether.core.types import Prompt, Sampling, Score, StopReason, user
 from tether.data.chat import ChatEncoder
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
 from tether.rewards.environments import EnvironmentThreads
+from tether.rewards.limit import FailureLimit
 from tether.rewards.tools import ToolEnvironment, schemas
 from tether.rollout import talk
 from tether.rollout.drawn import Drawn
@@ -256,6 +257,21 @@ def test_a_failure_is_named_and_no_reward(make, reason):
         assert rollout.outcome.value is None and reason in rollout.outcome.reason
         assert len(rollout.spans) == 1
     assert len(script.rows) == 1
+
+
+def test_a_function_does_not_score_what_the_environment_failed():
+    class Even:
+        name = "even"
+
+        def score(self, rollouts):
+            return [Score(1.0)] * len(rollouts)
+
+    engine, _ = episodes(Raises, "a")
+    scores = FailureLimit(Even(), 1.0).score(play(engine))
+    assert [score.value for score in scores] == [None, None]
+    assert "the disk is gone" in scores[0].reason
+    engine, _ = episodes(Echo, "a", "b", "c")
+    assert [score.value for score in FailureLimit(Even(), 1.0).score(play(engine))] == [1, 1]
 
 
 def test_one_that_fails_leaves_the_others_alone():

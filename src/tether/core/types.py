@@ -268,6 +268,7 @@ class Rollout:
         turns: of an episode, the replies and what the environment said between them; `text` is the
             last reply.
         outcome: of an episode, the environment's reward.
+        failure: the reason why an episode's environment failed; such a rollout is not scored.
 
     Raises:
         ValueError: spans that overlap, are empty or leave the response, or log-probabilities that
@@ -287,6 +288,7 @@ class Rollout:
     opening: str = ""
     turns: Conversation = ()
     outcome: Score | None = None
+    failure: str = ""
 
     def __post_init__(self) -> None:
         length = len(self.response_ids)

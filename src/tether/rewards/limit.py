@@ -70,6 +70,10 @@ class FailureLimit:
         """Scores, once their failures are counted."""
         scores = self.ask(score, rollouts)
         assert len(scores) == len(rollouts)
+        scores = [
+            Score(None, reason=r.failure) if r.failure else score
+            for r, score in zip(rollouts, scores, strict=True)
+        ]
         if self.needs_steps:
             reason = f"the reward {self.name!r} gave no steps, and step_rewards = true needs them"
             without = Score(None, reason=reason)

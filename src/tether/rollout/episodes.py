@@ -280,4 +280,5 @@ class EpisodeEngine:
             opening=opened_by(self.encoder.decode(episode.start[-OPENING:])),
             turns=episode.turns,
             outcome=episode.outcome,
+            failure=episode.failure,
         )
