@@ -2,12 +2,22 @@
 
 import json
 import random
+import threading
+import time
 
 import pytest
 import torch
 from tests.disks import Disks, disks
 
-from tether.core.keeping import added_to, durable, make_folder, own_file, remove, write_whole
+from tether.core.keeping import (
+    added_to,
+    durable,
+    entries,
+    make_folder,
+    own_file,
+    remove,
+    write_whole,
+)
 from tether.core.records import note_records
 from tether.core.rundir import RunDirectory
 from tether.stages.learner.checkpoint import save_checkpoint
@@ -144,3 +154,24 @@ def test_an_older_checkpoint_goes_when_a_newer_one_is_on_the_disk(tmp_path):
     assert all(
         {*disk} == {"step-000002/", *(f"step-000002/{n}" for n in files)} for disk in last(seen)
     )
+
+
+def test_a_folder_is_read_while_its_files_are_written(tmp_path):
+    """Unfinished folders come and go beside what is read."""
+    wanted, ended = tmp_path / "sft" / "manifest.json", threading.Event()
+    write_whole(wanted, b"{}")
+
+    def write():
+        while not ended.is_set():
+            write_whole(wanted, b"{}")
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        until = time.monotonic() + 2
+        while time.monotonic() < until:
+            assert entries(tmp_path, "**/manifest.json") == [wanted]
+            assert entries(tmp_path, "*/*/*") == []
+    finally:
+        ended.set()
+        writer.join()

@@ -172,6 +172,13 @@ def temporary_folder(name: str) -> contextlib.AbstractContextManager[Path]:
     return unfinished_folder(Path(tempfile.gettempdir(), name))
 
 
+def entries(folder: Path, pattern: str) -> list[Path]:
+    """What matches in the folder of a living run, in order; hidden and so unfinished files are left
+    out, and whatever goes meanwhile.
+    """
+    return [folder / name for name in sorted(glob.glob(pattern, root_dir=folder, recursive=True))]
+
+
 def remove_left(parent: Path, name: str) -> None:
     """Remove unfinished folders of targets whose names match, unless a living process has their
     locks.

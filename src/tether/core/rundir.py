@@ -40,7 +40,7 @@ from pydantic_core import to_json
 from tether import __version__
 from tether.core.digest import digest
 from tether.core.errors import MissingFileError, RunError
-from tether.core.keeping import flush_all, make_folder, own_file, write_whole
+from tether.core.keeping import entries, flush_all, make_folder, own_file, write_whole
 from tether.core.secrets import redact_addresses, redact_value
 from tether.core.types import Alarm, Facts, Json, JsonValue
 
@@ -202,7 +202,7 @@ def stage_folder(root: Path, name: str) -> Path:
     """Folder of a run's stage. If the recipe repeats, the folder is in the newest round that has
     the stage.
     """
-    places = (root, *sorted(root.glob(ROUNDS), reverse=True))
+    places = (root, *reversed(entries(root, ROUNDS)))
     return next((place / name for place in places if os.path.isdir(place / name)), root / name)
 
 
@@ -297,9 +297,9 @@ class RunDirectory:
         earlier may begin anew.
         """
         made = ("pairs.jsonl", "metrics.jsonl", "summary.json")
-        inside = (folder for folder in self.path.glob("[!.]*/") if folder.name != ENGINE)
+        inside = (folder for folder in entries(self.path, "*/") if folder.name != ENGINE)
         return any((self.path / name).is_file() for name in made) or any(
-            p.is_file() for f in inside for p in f.glob("**/*")
+            p.is_file() for folder in inside for p in entries(folder, "**/*")
         )
 
     @property
@@ -362,7 +362,7 @@ class RunDirectory:
         another.
         """
         rows = list(read_jsonl(self.path / "metrics.jsonl"))
-        rounds = sorted(self.path.glob(f"{ROUNDS}/metrics.jsonl"))
+        rounds = entries(self.path, f"{ROUNDS}/metrics.jsonl")
         return rows or in_sequence([list(read_jsonl(path)) for path in rounds])
 
     def seconds(self, start: float) -> float:
@@ -534,7 +534,7 @@ def code_digest() -> str:
     return digest(
         [
             [str(p.relative_to(root)), p.read_text(encoding="utf-8")]
-            for p in sorted(root.rglob("*.py"))
+            for p in entries(root, "**/*.py")
         ],
     )
 

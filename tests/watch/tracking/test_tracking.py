@@ -4,7 +4,6 @@ about the run.
 
 import importlib.util
 import json
-import logging
 import shutil
 import sqlite3
 import sys
@@ -265,11 +264,6 @@ def test_a_tracker_that_does_not_start_stops_no_training(tmp_path, calls, caplog
         raise OSError("no disk")
 
     monkeypatch.setattr(tracking, "start_tracker", start)
-    # whatever other tests of this process have left
-    logging.disable(logging.NOTSET)
-    for name in ("tether", "tether.tracking"):
-        monkeypatch.setattr(logging.getLogger(name), "propagate", True)
-        monkeypatch.setattr(logging.getLogger(name), "disabled", False)
     values = recipe(tmp_path, tmp_path / "run")
     values = {name: values[name] for name in ("run", "model", "sft")}
     plain = run_recipe(build(Recipe, {**values, "run": str(tmp_path / "plain")}))

@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 from tether.core.errors import RunError
+from tether.core.keeping import entries
 from tether.core.rundir import SWEEP, write_json
 from tether.core.types import Json
 from tether.watch.live.condition import Condition, json_inside
@@ -89,7 +90,7 @@ def check_records(folder: Path) -> None:
     Raises:
         RunError: links are among them, or they are too large.
     """
-    records = [path for pattern in RECORDS for path in folder.glob(pattern)]
+    records = [path for pattern in RECORDS for path in entries(folder, pattern)]
     if any(map(Path.is_symlink, records)) or sum(p.stat().st_size for p in records) > MOST_READ:
         raise RunError("This run has links, or more than 256 MB of records. Use tether report.")
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import fmean
 
 from tether.core.errors import RunError
+from tether.core.keeping import entries
 from tether.core.rundir import (
     ENGINE,
     EVALUATIONS,
@@ -271,13 +272,11 @@ def answers_in(folder: Path, notes: list[str]) -> list[Row]:
 
 def _further_down(run: Path) -> str:
     """Advice for a folder without a run: the runs inside it, if there are any."""
-    inside = sorted(
-        {
-            str(path.parent)
-            for depth in ("*/*", "*/*/*")
-            for path in run.glob(f"{depth}/metrics.jsonl")
-        },
-    )
+    inside = [
+        str(path.parent)
+        for depth in ("*/*", "*/*/*")
+        for path in entries(run, f"{depth}/metrics.jsonl")
+    ]
     if not inside:
         return "Give the folder of a run that has taken a step."
     return (
@@ -290,18 +289,13 @@ def started_stages(run: Path) -> set[Path]:
     """The stages in a run that have taken a step; of a recipe that repeats those of its last
     round.
     """
-    places = [run, *sorted(run.glob(ROUNDS))[-1:]]
-    files = [
-        path
-        for place in places
-        for name in ("metrics.jsonl", "summary.json")
-        for path in place.glob(f"*/{name}")
-    ]
-    started = [path for place in places for path in place.glob(f"*/{ROUNDS}/metrics.jsonl")]
-    rounds = {*run.glob(ROUNDS)}
-    return (
-        {path.parent for path in files if path.is_file()} | {path.parent.parent for path in started}
-    ) - rounds
+    rounds = entries(run, ROUNDS)
+    return {
+        home / path.relative_to(home).parts[0]
+        for home in (run, *rounds[-1:])
+        for inside in ("metrics.jsonl", "summary.json", f"{ROUNDS}/metrics.jsonl")
+        for path in entries(home, f"*/{inside}")
+    } - {*rounds}
 
 
 def read_loop(run: Path) -> LoopRun | None:
@@ -332,7 +326,7 @@ def turn(stage: SubRun) -> tuple[int, str]:
 
 def read_sub_run(path: Path, notes: list[str]) -> SubRun:
     """One stage's run directory, as far as it can be read."""
-    rounds = sorted(path.glob(f"{ROUNDS}/metrics.jsonl"))
+    rounds = entries(path, f"{ROUNDS}/metrics.jsonl")
     metrics = [*_jsonl(path / "metrics.jsonl", notes)] or in_sequence(
         [[*_jsonl(file, notes)] for file in rounds],
     )

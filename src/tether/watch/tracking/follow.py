@@ -18,6 +18,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from tether.core.keeping import entries
 from tether.core.lines import Lines
 from tether.core.protocols import Tracker
 from tether.core.rundir import RECORDS, is_control, read_json, write_json
@@ -87,10 +88,8 @@ class TrackerThread(threading.Thread):
         """Send what is new, folder by folder. A folder's run stays open in the tracker until
         another folder has news.
         """
-        for manifest in sorted(
-            self.root.glob("**/manifest.json"),
-            key=lambda path: path.stat().st_mtime,
-        ):
+        manifests = entries(self.root, "**/manifest.json")
+        for manifest in sorted(manifests, key=os.path.getmtime):
             if (place := manifest.parent) not in self.folders:
                 group = group_label(self.tracker, self.root)
                 self.folders[place] = TrackedFolder(self.tracker, place, self.root, group)
@@ -106,14 +105,13 @@ class TrackerThread(threading.Thread):
         if not self.warned:
             self.warned = True
             message = (
-                "%s takes nothing (%.300s). The run goes on, and what %s misses is in the "
+                "%s takes nothing (%.300s). The run goes on, and what it misses is in the "
                 "files of %s, as all is"
             )
             logging.getLogger(__name__).warning(
                 message,
                 self.tracker,
                 reason,
-                self.tracker,
                 self.root,
             )
 
