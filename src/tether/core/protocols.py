@@ -84,8 +84,8 @@ class Environments(Protocol):
         """Take replies of the policy, with their calls."""
         ...
 
-    def end(self) -> None:
-        """Let go of all episodes."""
+    def end(self, cut: Sequence[int] = ()) -> dict[int, float | str | None]:
+        """Let go of all episodes; the rewards of those that a limit ended."""
         ...
 
 

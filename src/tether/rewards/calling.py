@@ -18,6 +18,7 @@ from typing import Any, TypeVar, cast
 
 from tether.core.errors import STOPS, RewardError, RunError, error_words
 from tether.core.stopping import AGAIN
+from tether.core.types import JsonValue
 from tether.core.watchdog import Watchdog
 from tether.rewards.surroundings import same_threads, surroundings
 
@@ -62,7 +63,7 @@ def _file_of(function: Callable[..., object]) -> str | None:
     return None
 
 
-def settled(returned: object) -> object:
+def settled(returned: object) -> JsonValue:
     """The value that a function returned. A coroutine gives its result, an asynchronous generator a
     list of its items.
     """

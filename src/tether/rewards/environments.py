@@ -9,8 +9,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Protocol, TypeVar, cast
+from typing import Protocol, TypeVar, runtime_checkable
 
 from tether.core.errors import STOPS, DataError, error_words
 from tether.core.protocols import Turn
@@ -25,11 +24,12 @@ from tether.core.types import (
     Rollout,
     Score,
 )
+from tether.rewards.adapters import Maker, fresh, maker_of, takes_task
 from tether.rewards.calling import settled, title_of
-from tether.rewards.loading import load_object
 from tether.rewards.parts import RewardParts
+from tether.rewards.processes import EnvironmentProcesses
 from tether.rewards.surroundings import surroundings
-from tether.rewards.tools import ToolEnvironment, schemas
+from tether.rewards.tools import schemas
 from tether.settings.environment import EnvironmentConfig
 
 T = TypeVar("T")
@@ -51,24 +51,38 @@ class UserEnvironment(Protocol):
     def step(self, message: Json) -> tuple[JsonValue, float | None, bool]: ...
 
 
+@runtime_checkable
+class Closing(Protocol):
+    """An environment that holds something: a connection, a process, a window."""
+
+    def close(self) -> object: ...
+
+
+@runtime_checkable
+class Finishing(Protocol):
+    """An environment that can say what an episode is worth that a limit ended."""
+
+    def finish(self) -> float | None: ...
+
+
 @dataclass(kw_only=True)
 class _Player:
     """One episode's environment, with the replies that led to where it is."""
 
-    make: Callable[[], UserEnvironment]
+    make: Maker
     prompt: Prompt
     replies: list[Message] = field(default_factory=list)
     answers: list[Turn] = field(default_factory=list)
     environment: UserEnvironment | None = None
 
     def begin(self) -> Conversation:
-        self.environment = self.make()
         task = {
             **self.prompt.metadata,
             **self.prompt.row,
             "prompt": [message.as_row() for message in self.prompt.messages],
         }
-        opening = settled(self.environment.reset(task))
+        self.environment = environment = fresh(self.make, task)
+        opening = settled(environment.reset(task))
         if opening is None:
             return self.prompt.messages
         before = self.prompt.messages if isinstance(opening, str) else ()
@@ -82,6 +96,14 @@ class _Player:
         self.replies.append(reply)
         self.answers.append(turn)
         return turn
+
+    def finish(self) -> float | None:
+        """The reward of an episode that a limit ended, if its environment has one."""
+        if self.environment is None:
+            self._replay()
+        if not isinstance(self.environment, Finishing):
+            return None
+        return finite_reward(settled(self.environment.finish()))
 
     def _replay(self) -> None:
         """Lead a fresh environment to where the one that failed was.
@@ -108,7 +130,7 @@ class EnvironmentThreads:
 
     def __init__(
         self,
-        make: Callable[[], UserEnvironment],
+        make: Maker,
         tools: str = "",
         *,
         time_limit: float = 30.0,
@@ -135,8 +157,11 @@ class EnvironmentThreads:
             },
         )
 
-    def end(self) -> None:
+    def end(self, cut: Sequence[int] = ()) -> dict[int, float | str | None]:
+        rewards = self._tried({number: lambda n=number: self.players[n].finish() for number in cut})
+        _close([player.environment for player in self.players.values()])
         self.players = {}
+        return rewards
 
     def _tried(self, calls: Mapping[int, Callable[[], T]]) -> dict[int, T | str]:
         """The results of some calls, or the last reason why one has none."""
@@ -147,6 +172,7 @@ class EnvironmentThreads:
                 break
             for number in left if results else ():
                 old = self.players[number]
+                _close([old.environment])
                 self.players[number] = replace(old, environment=None)
             results |= self._made(left)
         return results
@@ -183,6 +209,13 @@ def _settle(future: Future[T], call: Callable[[], T]) -> None:
         future.set_exception(error)
 
 
+def _close(environments: Sequence[object]) -> None:
+    """Let go of what environments hold; nobody waits for it."""
+    for one in environments:
+        if isinstance(one, Closing):
+            threading.Thread(target=_settle, args=(Future(), one.close), daemon=True).start()
+
+
 def turn_of(returned: JsonValue) -> Turn:
     """What `step` returned.
 
@@ -192,12 +225,23 @@ def turn_of(returned: JsonValue) -> Turn:
     if not isinstance(returned, tuple | list) or len(returned) != 3:
         raise DataError("step returned no (messages, reward, done)")
     words, reward, done = returned
-    if not (reward is None or (isinstance(reward, int | float) and math.isfinite(reward))):
-        raise DataError(f"step returned the reward {reward!r:.60}")
     turns = messages_of(words)
     if not (done or turns):
         raise DataError("step returned neither a message nor the end of the episode")
-    return Turn(turns, None if reward is None else float(reward), bool(done))
+    return Turn(turns, finite_reward(reward), bool(done))
+
+
+def finite_reward(returned: JsonValue) -> float | None:
+    """A reward.
+
+    Raises:
+        DataError: it is no finite number.
+    """
+    if returned is None:
+        return None
+    if not isinstance(returned, int | float) or not math.isfinite(returned):
+        raise DataError(f"the environment gave the reward {returned!r:.60}")
+    return float(returned)
 
 
 def messages_of(rows: JsonValue) -> Conversation:
@@ -261,15 +305,13 @@ def environments_of(config: EnvironmentConfig) -> EnvironmentThreads:
     Raises:
         ConfigError: a name leads to nothing that can be called, or a tool has no schema.
     """
-    functions = [load_object(call, "environment.tools") for call in config.tools]
-    make = (
-        partial(ToolEnvironment, functions)
-        if config.call is None
-        else cast(Callable[[], UserEnvironment], load_object(config.call, "environment.call"))
-    )
+    make = maker_of(config)
+    example = make if takes_task(make) else fresh(make, {})
+    tools = tuple(example.tools) if hasattr(example, "tools") else ()
+    _close([example])
     return EnvironmentThreads(
-        make,
-        schemas(functions) if functions else "",
+        EnvironmentProcesses(make, config) if config.processes else make,
+        schemas(tools) if tools else "",
         time_limit=config.time_limit,
         retries=config.retries,
     )

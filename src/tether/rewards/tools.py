@@ -7,10 +7,27 @@ from collections.abc import Callable, Mapping, Sequence
 
 from pydantic import ConfigDict, ValidationError, validate_call
 
-from tether.core.errors import ConfigError, error_words, one_line
+from tether.core.errors import ConfigError, RunError, error_words, one_line
 from tether.core.secrets import redact
 from tether.core.types import Json, JsonValue
 from tether.rewards.calling import settled
+from tether.rewards.loading import load_object
+from tether.rewards.mcp import SCHEME, McpTool, mcp_tools
+
+
+def tool_functions(names: Sequence[str]) -> list[Callable[..., object]]:
+    """The functions that `environment.tools` names, and the tools of servers.
+
+    Raises:
+        ConfigError: a name leads to nothing that can be called, or a server names no tools.
+    """
+    return [
+        function
+        for name in names
+        for function in (
+            mcp_tools(name) if name.startswith(SCHEME) else [load_object(name, "environment.tools")]
+        )
+    ]
 
 
 def schemas(functions: Sequence[Callable[..., object]]) -> str:
@@ -25,7 +42,9 @@ def schemas(functions: Sequence[Callable[..., object]]) -> str:
     rows = []
     for function in functions:
         try:
-            rows.append(get_json_schema(function))
+            rows.append(
+                function.schema if isinstance(function, McpTool) else get_json_schema(function)
+            )
         except Exception as error:
             raise ConfigError(
                 f"the tool {function.__name__} needs a docstring that describes it and each of its "
@@ -43,7 +62,11 @@ class ToolEnvironment:
 
     def __init__(self, functions: Sequence[Callable[..., object]]) -> None:
         checked = validate_call(config=ConfigDict(arbitrary_types_allowed=True))
-        self.functions = {function.__name__: checked(function) for function in functions}
+        self.tools = functions
+        self.functions = {
+            function.__name__: function if isinstance(function, McpTool) else checked(function)
+            for function in functions
+        }
 
     def reset(self, task: Json) -> None:
         """The prompt as it is."""
@@ -71,7 +94,9 @@ class ToolEnvironment:
         except ValidationError as error:
             faults = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
             return _fault("; ".join(faults))
-        except Exception as error:  # noqa: BLE001 - the user's code may raise anything
+        except Exception as error:
+            if isinstance(function, McpTool) and not isinstance(error, RunError):
+                raise  # the server has failed, and no policy can do anything about it
             return _fault(redact(error_words(error)))
 
 

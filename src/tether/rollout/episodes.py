@@ -61,6 +61,7 @@ class _Episode:
     unread: int = 0
     text: str = ""
     end: StopReason | None = None
+    over: bool = False
     failure: str = ""
 
     @property
@@ -156,12 +157,22 @@ class EpisodeEngine:
                 progress(len(episodes) - len(following))
             keys = {number: episodes[number].ordinal for number in following}
             replies = talk.go_on(following, keys) if following else {}
-        self.environments.end()
+        self._end(episodes)
         rollouts = [self._rollout(episode, sampling) for episode in episodes]
         return [
             RolloutGroup(prompt, tuple(rollouts[first : first + num_samples]))
             for prompt, first in zip(prompts, range(0, len(rollouts), num_samples), strict=True)
         ]
+
+    def _end(self, episodes: Sequence[_Episode]) -> None:
+        """Let go of the environments; those whose episode a limit ended may still give a reward."""
+        cut = [n for n, one in enumerate(episodes) if not (one.over or one.failure)]
+        for number, reward in self.environments.end(cut).items():
+            episode = episodes[number]
+            if isinstance(reward, str):
+                episode.fail(reward)
+            elif reward is not None:
+                episode.rewards += ((len(episode.ids) - 1, reward),)
 
     def _openings(self, episodes: Sequence[_Episode], num_samples: int) -> Iterator[Prompt]:
         """Begin all episodes; the opening of each task, which its episodes share."""
@@ -234,6 +245,7 @@ class EpisodeEngine:
             return ()
         if answer.reward is not None:
             episode.rewards += ((len(episode.ids) - 1, answer.reward),)
+        episode.over = answer.done
         if episode.end is None and answer.done:
             episode.end = StopReason.STOP_TOKEN
         if episode.end is None and len(episode.spans) >= self.limits.turns:

@@ -41,11 +41,17 @@ class EnvironmentConfig(EpisodeLimits):
 
     call: str | None = Field(
         default=None,
-        description="path/to/file.py:Class, or module:Class, with reset(task) and step(message)",
+        description="path/to/file.py:Class, or module:Class, with reset(task) and step(message); "
+        "or what makes an environment of another library; or the address ws://... of OpenEnv's",
     )
     tools: tuple[str, ...] = Field(
         default=(),
-        description="functions, as path/to/file.py:name: a reply that calls none ends the episode",
+        description="functions, as path/to/file.py:name, or mcp: and a server's address or command: a "
+        "reply that calls none ends the episode",
+    )
+    processes: bool = Field(
+        default=False,
+        description="each environment in a process of its own, not in a thread of this one",
     )
     time_limit: float = Field(
         default=30.0,

@@ -1,0 +1,129 @@
+"""Environments in processes of their own. What one does to random numbers, folders or memory reaches
+no other, and one that hangs can be ended.
+
+A server loads the user's file once and forks a process for each episode.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+
+from tether.core.errors import DataError, error_words
+from tether.core.received import received
+from tether.core.types import Json, JsonValue
+from tether.rewards.adapters import ANSWER, Maker, fresh, maker_of
+from tether.rewards.calling import settled
+from tether.settings.environment import EnvironmentConfig
+
+MOST_BYTES = 1_000_000
+"""Of an answer."""
+
+
+class EnvironmentProcess:
+    """The two methods of an environment, whose object lives in another process."""
+
+    def __init__(self, server: socket.socket) -> None:
+        self.socket, theirs = socket.socketpair()
+        with theirs:
+            socket.send_fds(server, [b"."], [theirs.fileno()])
+        self.lines = self.socket.makefile("rb")
+        if not (line := self.lines.readline()):
+            raise DataError("the server of the environments' processes has ended")
+        self.process = int(line)
+
+    def reset(self, task: Json) -> JsonValue:
+        return self._answer("reset", task)
+
+    def step(self, message: Json) -> JsonValue:
+        return self._answer("step", message)
+
+    def finish(self) -> JsonValue:
+        return self._answer("finish")
+
+    def close(self) -> None:
+        """End the process, whatever it does."""
+        with suppress(ProcessLookupError):
+            os.kill(self.process, signal.SIGKILL)
+        self.socket.close()
+
+    def _answer(self, method: str, *values: Json) -> JsonValue:
+        try:
+            self.socket.sendall(json.dumps([method, *values], default=str).encode() + b"\n")
+            line = self.lines.readline(MOST_BYTES)
+        except OSError:
+            line = b""
+        if not line.endswith(b"\n"):
+            raise DataError(
+                f"the environment answered with more than {MOST_BYTES:,} bytes"
+                if line
+                else "the environment's process ended",
+            )
+        answer = received(line, ANSWER)
+        if "error" in answer:
+            raise DataError(f"the environment raised {answer['error']}")
+        return answer["result"]
+
+
+class EnvironmentProcesses:
+    """Makes environments, each in a process of its own.
+
+    Args:
+        make: what makes one in this process, as the settings have it.
+    """
+
+    def __init__(self, make: Maker, settings: EnvironmentConfig) -> None:
+        self.__wrapped__ = make
+        self.server, theirs = socket.socketpair()
+        with theirs:
+            subprocess.Popen(
+                [sys.executable, "-m", __name__, settings.model_dump_json(), str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+
+    def __call__(self, *_: Json) -> EnvironmentProcess:
+        return EnvironmentProcess(self.server)
+
+
+def serve_environments(make: Maker, server: socket.socket) -> None:
+    """Fork a process for each socket that arrives; end with the process that sends them."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while True:
+        _, handles, _, _ = socket.recv_fds(server, 1, 1)
+        if not handles:
+            os.killpg(0, signal.SIGKILL)
+        if os.fork() == 0:
+            server.close()
+            play(make, socket.socket(fileno=handles[0]))
+            os._exit(0)
+        os.close(handles[0])
+
+
+def play(make: Maker, connection: socket.socket) -> None:
+    """Answer the requests of one episode."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    connection.sendall(b"%d\n" % os.getpid())
+    for line in connection.makefile("rb"):
+        method, *values = json.loads(line)
+        try:
+            if method == "reset":
+                environment = fresh(make, *values)
+            answer = {"result": None}
+            if hasattr(environment, method):
+                answer = {"result": settled(getattr(environment, method)(*values))}
+        except Exception as error:  # noqa: BLE001 - the user's code may raise anything
+            answer = {"error": error_words(error)}
+        content = json.dumps(answer, default=str, ensure_ascii=False)
+        connection.sendall(content.encode(errors="replace") + b"\n")
+
+
+if __name__ == "__main__":
+    os.dup2(2, 1)
+    config = EnvironmentConfig.model_validate_json(sys.argv[1])
+    serve_environments(maker_of(config), socket.socket(fileno=int(sys.argv[2])))

@@ -1,0 +1,189 @@
+"""Environments: those of other libraries, those in processes of their own, and those that fail."""
+
+import collections
+import json
+import random
+import shlex
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import uvicorn
+from tests.rewards import published
+
+from tether.core.errors import ConfigError
+from tether.core.types import Message, Prompt
+from tether.rewards.environments import environments_of
+from tether.settings.environment import EnvironmentConfig
+
+EPISODES, TURNS = 100, 40
+SERVER = Path(__file__).with_name("mcp_server.py")
+
+
+def made(name, **settings):
+    call = f"{published.__file__}:{name}"
+    return environments_of(EnvironmentConfig(call=call, **{"time_limit": 60, **settings}))
+
+
+def prompts(numbers, **row):
+    message = (Message("user", "Play."),)
+    return {n: Prompt(message, row={"seed": n, "idx": n, "answer": "4", **row}) for n in numbers}
+
+
+def call(name, **arguments):
+    function = {"name": name, "arguments": arguments}
+    text = json.dumps({"id": "1", "type": "function", "function": function})
+    return Message("assistant", "", tool_calls=(text,))
+
+
+def play(environments, reply, episodes=EPISODES):
+    """The scores of whole episodes; the episodes that had none, by reason."""
+    begun = environments.begin(prompts(range(episodes)))
+    failures = collections.Counter(one for one in begun.values() if isinstance(one, str))
+    living = {number: 0.0 for number, one in begun.items() if not isinstance(one, str)}
+    scores, draw = {}, random.Random(0)
+    for _ in range(TURNS):
+        for number, turn in environments.step({n: reply(draw) for n in living}).items():
+            if isinstance(turn, str):
+                failures[turn] += 1
+                del living[number]
+                continue
+            living[number] += turn.reward or 0.0
+            if turn.done:
+                scores[number] = living.pop(number)
+    environments.end()
+    return {**scores, **living}, failures
+
+
+def says(words):
+    return lambda draw: Message("assistant", words(draw))
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "words", "possible"),
+    [
+        ("textarena_guess", "textarena", lambda draw: f"[{draw.randint(1, 20)}]", (0, 1)),
+        ("gymnasium_lake", "gymnasium", lambda draw: f"I go {draw.randint(0, 3)}", (0, 1)),
+        ("minigrid_room", "minigrid", lambda draw: str(draw.randint(0, 2)), (0, 1)),
+        ("gem_guess", "gem", lambda draw: f"\\boxed{{{draw.randint(1, 10)}}}", (-1, 1)),
+        ("reasoning_gym_sums", "reasoning_gym", lambda draw: str(draw.randint(0, 99)), (0, 1)),
+        ("skyrl_gym_gsm8k", "skyrl_gym", lambda draw: f"#### {draw.randint(3, 4)}", (0, 1)),
+        ("openenv_echo", "openenv", lambda draw: "hello", (20, 20)),
+        ("verifiers_sums", "verifiers", lambda draw: str(draw.randint(0, 9)), (1, 3)),
+    ],
+)
+def test_an_environment_of_another_library_plays_whole_episodes(name, package, words, possible):
+    pytest.importorskip(package)
+    scores, failures = play(made(name), says(words))
+    assert len(scores) == EPISODES and not failures
+    assert all(possible[0] <= score <= possible[1] for score in scores.values())
+    assert possible[0] == possible[1] or len({*scores.values()}) > 1
+
+
+def test_verifiers_rewards_are_summed_by_their_weights():
+    pytest.importorskip("verifiers")
+    environments = made("verifiers_sums")
+    environments.begin(prompts([7, 18]))
+    turns = environments.step({7: Message("assistant", " 7\n"), 18: Message("assistant", "seven")})
+    assert [turns[n].reward for n in (7, 18)] == [3.0, 0.0]
+
+
+@pytest.mark.parametrize("processes", [False, True])
+def test_the_public_methods_of_a_class_are_tools(processes):
+    environments = made("Safe", processes=processes)
+    (tool,) = json.loads(environments.tools)
+    assert tool["function"]["name"] == "turn"
+    environments.begin(prompts([1, 2], code=3))
+    hints = environments.step({1: call("turn", number=5), 2: call("turn", number=3)})
+    assert [hints[n].messages[0].content for n in (1, 2)] == ["too high", "open"]
+    ends = environments.step({n: Message("assistant", "done") for n in (1, 2)})
+    assert [(ends[n].reward, ends[n].done) for n in (1, 2)] == [(0.0, True), (1.0, True)]
+
+
+@pytest.mark.parametrize("processes", [False, True])
+def test_what_makes_an_environment_may_take_the_task(processes):
+    environments = made("counting", processes=processes)
+    environments.begin(prompts([1, 2]))
+    turns = environments.step({n: Message("assistant", "x" * n) for n in (1, 2)})
+    assert [turns[n].reward for n in (1, 2)] == [1.0 - 4, 2.0 - 4]
+
+
+def test_whatever_an_environment_does_in_its_process_is_a_reason_and_no_reward():
+    kinds = ["raise", "hang", "big", "unicode", "die", "nan", "fine"]
+    environments = made("Bad", processes=True, time_limit=3, retries=0)
+    begun = environments.begin(prompts(range(len(kinds))))
+    assert not [one for one in begun.values() if isinstance(one, str)]
+    replies = {n: Message("assistant", kind) for n, kind in enumerate(kinds)}
+    turns = dict(zip(kinds, environments.step(replies).values(), strict=True))
+    assert turns["raise"] == "the environment raised RuntimeError: boom"
+    assert turns["hang"] == "the environment Bad gave no answer within 3 s"
+    assert turns["big"] == "the environment answered with more than 1,000,000 bytes"
+    assert turns["die"] == "the environment's process ended"
+    assert turns["nan"] == "the environment gave the reward nan"
+    assert turns["unicode"].messages[0].content == "? odd"
+    assert turns["fine"].reward == 1.0
+
+
+def test_an_environment_whose_process_dies_once_is_led_to_the_same_place(tmp_path):
+    environments = made("Mortal", processes=True)
+    environments.begin(prompts([0], mark=str(tmp_path / "died")))
+    heard = [environments.step({0: Message("assistant", word)})[0] for word in ("a", "die", "b")]
+    assert [turn.messages[0].content for turn in heard] == ["a", "a die", "a die b"]
+
+
+def test_what_one_does_in_its_process_reaches_no_other():
+    environments = made("Random", processes=True)
+    scores, failures = play(environments, says(lambda draw: "go"), 20)
+    assert not failures and len({*scores.values()}) == 1
+
+
+def test_a_server_of_openenv_plays_by_its_socket():
+    pytest.importorskip("openenv")
+    pytest.importorskip("websockets")
+    from openenv.core.env_server import create_fastapi_app
+
+    echo, action = published.openenv_echo(), published.openenv_action()
+    app = create_fastapi_app(type(echo), action, type(echo.reset()), max_concurrent_envs=EPISODES)
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.05)
+    address = f"ws://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    environments = environments_of(EnvironmentConfig(call=address, time_limit=60))
+    scores, failures = play(environments, says(lambda draw: "hello"))
+    server.should_exit = True
+    thread.join(20)
+    assert not failures and {*scores.values()} == {20.0}
+
+
+def test_the_tools_of_a_server_are_called_by_the_protocol():
+    pytest.importorskip("mcp")
+    path = f"PYTHONPATH={':'.join(map(shlex.quote, filter(None, sys.path)))}"
+    address = f"mcp:env {path} {sys.executable} {SERVER}"
+    environments = environments_of(EnvironmentConfig(tools=(address,), time_limit=30))
+    names = [tool["function"]["name"] for tool in json.loads(environments.tools)]
+    assert names == ["multiply", "fail", "leave"]
+    environments.begin(prompts(range(3)))
+    calls = {0: call("multiply", a=6, b=7), 1: call("multiply", a="x"), 2: call("fail", why="no")}
+    turns = environments.step(calls)
+    assert turns[0].messages[0].content == "42"
+    assert all("error" in json.loads(turns[n].messages[0].content) for n in (1, 2))
+    assert isinstance(environments.step({0: call("leave")})[0], str)
+
+
+def test_a_server_without_tools_is_refused():
+    with pytest.raises(ConfigError, match=r"mcp:/nowhere.* gave no list of its tools"):
+        environments_of(EnvironmentConfig(tools=("mcp:/nowhere/at/all",)))
+
+
+@pytest.mark.parametrize("processes", [False, True])
+def test_an_episode_that_a_limit_ended_is_worth_what_its_environment_says(processes):
+    safe, bad = made("Safe", processes=processes), made("Bad", processes=processes)
+    for environments in (safe, bad):
+        environments.begin(prompts([1, 2], code=3))
+    safe.step({1: call("turn", number=3), 2: call("turn", number=4)})
+    assert safe.end([1, 2]) == {1: 1.0, 2: 0.0}
+    assert bad.end([1]) == {1: None}
