@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, PositiveFloat
 
 from tether.settings.config import Config
 
@@ -12,8 +12,7 @@ from tether.settings.config import Config
 class BudgetConfig(Config):
     """Wall-clock time after which a training ends."""
 
-    minutes: float = Field(
-        gt=0,
+    minutes: PositiveFloat = Field(
         description="of all starts together; evaluation, saving and the report count",
     )
 

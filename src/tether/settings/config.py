@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import chain
-from typing import ClassVar, Self, TypeVar
+from typing import Annotated, ClassVar, Self, TypeVar
 
 from pydantic import (
     BaseModel,
     ConfigDict,
+    Field,
     ModelWrapValidatorHandler,
     ValidationInfo,
     field_validator,
@@ -22,6 +23,11 @@ RECIPE = "recipe"
 """The context in which a text that a person wrote is validated; code may say infinity."""
 
 
+FromOne = Annotated[int, Field(ge=1)]
+BelowOne = Annotated[float, Field(ge=0, lt=1)]
+"""A share that leaves something over."""
+UpToOne = Annotated[float, Field(gt=0, le=1)]
+Probability = Annotated[float, Field(ge=0, le=1)]
 _NUMBERS = (int, float, int | None, float | None)
 
 

@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterator
 from math import ceil
 from typing import Annotated, Literal
 
-from pydantic import Field, Tag
+from pydantic import Field, NonNegativeFloat, Tag
 
 from tether.core.amounts import plural
 from tether.core.types import Sampling
-from tether.settings.config import Config
+from tether.settings.config import Config, FromOne
 from tether.settings.judges import BY_KIND, AFunction, AModel, FunctionJudge
 from tether.settings.needs import Needs
 from tether.settings.rewards import VerifiableConfig
@@ -87,7 +87,7 @@ class EvaluationSection(PromptedSection):
     judge: Annotated[AFunction | AModel, BY_KIND] = Field(
         description="a function that scores answers, or a language model with a rubric",
     )
-    samples: int = Field(default=1, ge=1, description="answers a prompt")
+    samples: FromOne = Field(default=1, description="answers a prompt")
     max_new_tokens: int | None = Field(
         default=None,
         ge=1,
@@ -98,7 +98,7 @@ class EvaluationSection(PromptedSection):
         gt=0,
         description="unset: as the policy was trained; 0.7 if no stage samples",
     )
-    temperatures: tuple[Annotated[float, Field(ge=0)], ...] = Field(
+    temperatures: tuple[NonNegativeFloat, ...] = Field(
         default=(0.7, 0.5, 0.0),
         description="others at which both sides answer: what decoding alone gives",
     )
@@ -129,9 +129,8 @@ class EvaluationSection(PromptedSection):
 class EvaluateConfig(Config):
     """Prompts that are set aside, and the way in which they are answered."""
 
-    every: int = Field(
+    every: FromOne = Field(
         default=10,
-        ge=1,
         description="steps between measurements, beside one before the first step and one after the last",
     )
     prompts: int = Field(
@@ -139,13 +138,13 @@ class EvaluateConfig(Config):
         ge=2,
         description="different prompts that are set aside; no training prompt says the same",
     )
-    samples_per_prompt: int = Field(default=1, ge=1, description="answers to each held-out prompt")
+    samples_per_prompt: FromOne = Field(default=1, description="answers to each held-out prompt")
     temperature: float | None = Field(
         default=None,
         ge=0,
         description="unset: that of the training; 0: always the likeliest token",
     )
-    temperatures: tuple[Annotated[float, Field(ge=0)], ...] = Field(
+    temperatures: tuple[NonNegativeFloat, ...] = Field(
         default=(0.7, 0.5, 0.0),
         description="others at which start and policy answer, before and after the training: what "
         "decoding alone gives",

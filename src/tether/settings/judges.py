@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from pydantic import Discriminator, Field, Tag, field_validator
+from pydantic import Discriminator, Field, NonNegativeInt, PositiveFloat, Tag, field_validator
 
 from tether.core.errors import ConfigError
-from tether.settings.config import Config
+from tether.settings.config import Config, FromOne
 from tether.settings.rewards import CallLimits
 
 
@@ -26,11 +26,10 @@ class JudgeServerConfig(Config):
         description="environment variable that holds the key; unset: OPENAI_API_KEY "
         "for api.openai.com, else no key",
     )
-    concurrency: int = Field(default=8, ge=1, description="requests at a time")
-    time_limit: float = Field(default=120.0, gt=0, description="seconds a request")
-    attempts: int = Field(
+    concurrency: FromOne = Field(default=8, description="requests at a time")
+    time_limit: PositiveFloat = Field(default=120.0, description="seconds a request")
+    attempts: FromOne = Field(
         default=5,
-        ge=1,
         description="requests a question, where a server is busy, fails or is silent",
     )
     max_requests: int | None = Field(
@@ -43,9 +42,8 @@ class JudgeServerConfig(Config):
         ge=0,
         description="of prompts and replies, for all questions together",
     )
-    reply_tokens: int = Field(
+    reply_tokens: FromOne = Field(
         default=8,
-        ge=1,
         description="longest reply where one of several options is asked for",
     )
 
@@ -110,14 +108,12 @@ class JudgeConfig(Config):
         default="helpful",
         description="a text file; helpful, harmless; for comparisons also a .toml of principles",
     )
-    temperature: float = Field(
+    temperature: PositiveFloat = Field(
         default=1.0,
-        gt=0,
         description="of comparisons: divides the log-odds of the labels",
     )
-    reasoning_tokens: int = Field(
+    reasoning_tokens: NonNegativeInt = Field(
         default=0,
-        ge=0,
         description="of the reasons that it writes before each verdict; 0: none",
     )
     cache: str | None = Field(

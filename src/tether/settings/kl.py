@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from tether.settings.config import Config
 from tether.settings.needs import Needs
@@ -20,9 +20,8 @@ class KLConfig(Config):
 
     table: ClassVar[str] = "kl."
     checked_by_owner: ClassVar[bool] = True
-    coefficient: float = Field(
+    coefficient: NonNegativeFloat = Field(
         default=0.05,
-        ge=0,
         description="beta: what a nat of KL costs, in deviations of the scores: those of the "
         "first step with normalize_scores, those of each group with scale_advantages (unless place is "
         "'sequence'); with neither (dr_grpo) in the reward's own unit",
@@ -57,15 +56,14 @@ class KLConfig(Config):
         description="adaptive: towards the target (Ziegler 2019); stop: training ends beyond it",
     )
     target: Annotated[
-        float,
+        PositiveFloat,
         Needs(
             "mode = 'adaptive' or 'stop'",
             "has no effect with kl.mode='fixed'; remove it or set kl.mode='adaptive' or 'stop'",
         ),
-    ] = Field(default=6.0, gt=0, description="nats a response")
-    horizon: Annotated[float, ADAPTIVE] = Field(
+    ] = Field(default=6.0, description="nats a response")
+    horizon: Annotated[PositiveFloat, ADAPTIVE] = Field(
         default=10_000,
-        gt=0,
         description="responses over which the coefficient can change by a factor of e",
     )
     max_factor: Annotated[float, ADAPTIVE] = Field(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
 
-from tether.settings.config import Config
+from tether.settings.config import BelowOne, Config, FromOne, Probability
 from tether.settings.needs import Needs
 
 MORE_RANKS = Needs(
@@ -24,9 +24,8 @@ MicroBatchTokens = Annotated[
 class LearnerConfig(Config):
     """The processes that train together; learner.ranks says how."""
 
-    ranks: int = Field(
+    ranks: FromOne = Field(
         default=1,
-        ge=1,
         description="processes that train together, each on its share of every step's rows",
     )
     timeout: Annotated[float, MORE_RANKS] = Field(
@@ -34,9 +33,8 @@ class LearnerConfig(Config):
         ge=5,
         description="seconds without a sign of life after which a rank is lost",
     )
-    restarts: Annotated[int, MORE_RANKS] = Field(
+    restarts: Annotated[NonNegativeInt, MORE_RANKS] = Field(
         default=3,
-        ge=0,
         description="of all ranks from the last checkpoint, in a row and without getting further; 0: none",
     )
 
@@ -76,21 +74,17 @@ class OptimizerConfig(Config):
         default=(0.9, 0.999),
         description="of AdamW: decay of the means of gradients and of their squares",
     )
-    epsilon: float = Field(
+    epsilon: PositiveFloat = Field(
         default=1e-8,
-        gt=0,
         description="of AdamW: added to the root of the mean square",
     )
-    weight_decay: float = Field(default=0.0, ge=0, description="of AdamW, decoupled")
-    max_grad_norm: float = Field(
+    weight_decay: NonNegativeFloat = Field(default=0.0, description="of AdamW, decoupled")
+    max_grad_norm: PositiveFloat = Field(
         default=1.0,
-        gt=0,
         description="longer gradients are shortened to this",
     )
-    warmup_fraction: float = Field(
+    warmup_fraction: BelowOne = Field(
         default=0.05,
-        ge=0,
-        lt=1,
         description="share of the updates in which the rate rises from 0",
     )
     schedule: Literal["cosine", "linear", "constant"] = Field(
@@ -98,20 +92,17 @@ class OptimizerConfig(Config):
         description="of the learning rate after the warm-up",
     )
     final_fraction: Annotated[
-        float,
+        Probability,
         Needs(
             "schedule != 'constant'",
             "has no effect with schedule='constant'; choose another, or remove it",
         ),
     ] = Field(
         default=0.1,
-        ge=0,
-        le=1,
         description="share of the rate that is left at the end of the decay",
     )
-    max_skipped: int = Field(
+    max_skipped: NonNegativeInt = Field(
         default=3,
-        ge=0,
         description="updates that may be left out as not finite; one more is an error",
     )
 
@@ -132,10 +123,9 @@ class TrainedConfig(Config):
         description="AdamW and its learning rate",
     )
 
-    checkpoint_every: int = Field(default=20, ge=1, description="steps between checkpoints")
-    keep_checkpoints: int = Field(
+    checkpoint_every: FromOne = Field(default=20, description="steps between checkpoints")
+    keep_checkpoints: FromOne = Field(
         default=1,
-        ge=1,
         description="newest ones to keep; more than one outlive the end of the stage",
     )
 
@@ -171,17 +161,14 @@ class TrainedConfig(Config):
 class SupervisedConfig(TrainedConfig):
     """The settings that all stages on rows share; lengths are in tokens."""
 
-    epochs: int = Field(default=1, ge=1, description="passes over the rows")
+    epochs: FromOne = Field(default=1, description="passes over the rows")
     max_length: int = Field(default=1024, ge=8, description="longer rows are left out and counted")
-    heldout_fraction: float = Field(
+    heldout_fraction: BelowOne = Field(
         default=0.1,
-        ge=0,
-        lt=1,
         description="share of the prompts that only evaluate",
     )
-    evaluate_every: int = Field(
+    evaluate_every: NonNegativeInt = Field(
         default=0,
-        ge=0,
         description="updates between evaluations; 0: only at the end",
     )
     seed: int = Field(default=0, description="of the order of rows and of what is held out")
@@ -199,9 +186,8 @@ TooLong = Annotated[
 class PreferenceConfig(SupervisedConfig):
     """The settings that the stages on several responses to a prompt share."""
 
-    prompts_per_update: int = Field(
+    prompts_per_update: FromOne = Field(
         default=16,
-        ge=1,
         description="all responses to a prompt stand in one update",
     )
     micro_batch_tokens: int = Field(

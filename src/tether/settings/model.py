@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, PositiveFloat
 
-from tether.settings.config import Config
+from tether.settings.config import BelowOne, Config, FromOne
 from tether.settings.needs import Needs
 
 TINY = "tiny"
@@ -22,13 +22,12 @@ ADAPTER_FILE = "adapter_config.json"
 class LoraConfig(Config):
     """Low-rank adapters (https://arxiv.org/abs/2106.09685)."""
 
-    rank: int = Field(default=16, ge=1, description="of the adapter's two matrices")
-    alpha: float = Field(
+    rank: FromOne = Field(default=16, description="of the adapter's two matrices")
+    alpha: PositiveFloat = Field(
         default=32.0,
-        gt=0,
         description="the adapter's output is scaled by alpha / rank",
     )
-    dropout: float = Field(default=0.0, ge=0, lt=1, description="of the adapter's input")
+    dropout: BelowOne = Field(default=0.0, description="of the adapter's input")
     targets: Literal["attention", "all-linear"] | tuple[str, ...] = Field(
         default="all-linear",
         description="layers that get one, by the ends of their names",

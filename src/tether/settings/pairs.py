@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from math import ceil
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, Tag
+from pydantic import Field, PositiveFloat, Tag
 
 from tether.core.amounts import plural
 from tether.core.types import Sampling
+from tether.settings.config import FromOne
 from tether.settings.judges import BY_KIND, AFunction, AModel, FunctionJudge, JudgeConfig
 from tether.settings.needs import Needs
 from tether.settings.section import Counts, DataConfig, EngineRows, PromptedSection, StageWork
@@ -42,8 +43,8 @@ class PairsSection(PromptedSection):
         ge=2,
         description="answers to each prompt, of which pairs are made",
     )
-    max_new_tokens: int = Field(default=128, ge=1, description="longest answer")
-    temperature: float = Field(default=0.7, gt=0, description="of sampling")
+    max_new_tokens: FromOne = Field(default=128, description="longest answer")
+    temperature: PositiveFloat = Field(default=0.7, description="of sampling")
     engine_rows: EngineRows = 64
     labels: int | None = Field(
         default=None,
@@ -66,9 +67,8 @@ class PairsSection(PromptedSection):
         lt=1,
         description="of simulated ones: how often two of them agree",
     )
-    num_annotators: int = Field(
+    num_annotators: FromOne = Field(
         default=3,
-        ge=1,
         description="simulated annotators who vote on every pair",
     )
     agreement: str | None = Field(
@@ -80,9 +80,8 @@ class PairsSection(PromptedSection):
         default=None,
         description="of people: the preference store, a path or a URL",
     )
-    ask: Annotated[int, OF_PEOPLE] = Field(
+    ask: Annotated[FromOne, OF_PEOPLE] = Field(
         default=1,
-        ge=1,
         description="of people: how many judge each comparison",
     )
     how: Annotated[Literal["majority", "soft", "dawid-skene"], OF_PEOPLE] = Field(

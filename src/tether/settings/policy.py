@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 from tether.core.types import Facts, Json, Sampling
+from tether.settings.config import FromOne, Probability, UpToOne
 from tether.settings.kl import KLConfig
 from tether.settings.learner import MicroBatchTokens, OptimizerConfig, Rates, TrainedConfig
 from tether.settings.needs import Needs
@@ -67,26 +68,22 @@ TO_ZERO = OptimizerConfig(schedule="linear", final_fraction=0.0)
 class SampledConfig(TrainedConfig):
     """Settings of every stage that learns from the policy's own samples; lengths are in tokens."""
 
-    steps: int = Field(
+    steps: FromOne = Field(
         default=100,
-        ge=1,
         description="of training: each samples, scores and learns",
     )
-    prompts_per_step: int = Field(
+    prompts_per_step: FromOne = Field(
         default=8,
-        ge=1,
         description="prompts answered in a step; large machines take 64 and more",
     )
-    samples_per_prompt: int = Field(default=4, ge=1, description="answers to each of them")
-    max_new_tokens: int = Field(default=64, ge=1, description="longest answer")
-    temperature: float = Field(
+    samples_per_prompt: FromOne = Field(default=4, description="answers to each of them")
+    max_new_tokens: FromOne = Field(default=64, description="longest answer")
+    temperature: PositiveFloat = Field(
         default=1.0,
-        gt=0,
         description="of sampling, and of the distributions in the loss",
     )
-    missing_stop_penalty: float = Field(
+    missing_stop_penalty: NonNegativeFloat = Field(
         default=0.0,
-        ge=0,
         description="taken off the score, after its normalisation, of a response that did not end in time",
     )
     micro_batch_tokens: MicroBatchTokens = 2048
@@ -98,8 +95,8 @@ class SampledConfig(TrainedConfig):
         "both factors are averaged, not "
         "their product",
     )
-    checkpoint_every: int = Field(default=5, ge=1, description="steps between checkpoints")
-    sample_rows: int = Field(default=4, ge=0, description="texts kept from every step")
+    checkpoint_every: FromOne = Field(default=5, description="steps between checkpoints")
+    sample_rows: NonNegativeInt = Field(default=4, description="texts kept from every step")
     seed: int = Field(default=0, description="of prompts and sampling")
 
     @property
@@ -132,16 +129,13 @@ class PolicyConfig(SampledConfig):
     rates: ClassVar[Rates] = Rates(5e-4, 3e-6)
 
     algorithm: Algorithm = "ppo"
-    top_p: float = Field(
+    top_p: UpToOne = Field(
         default=1.0,
-        gt=0,
-        le=1,
         description="of sampling; training refuses less than 1",
     )
-    epochs: int = Field(default=4, ge=1, description="passes over a step's answers")
-    minibatches: int = Field(
+    epochs: FromOne = Field(default=4, description="passes over a step's answers")
+    minibatches: FromOne = Field(
         default=1,
-        ge=1,
         description="optimizer steps an epoch, each on as many answers; whole "
         "prompts where there are enough",
     )
@@ -159,14 +153,12 @@ class PolicyConfig(SampledConfig):
         description="scores, or the rewards of steps, are clipped to plus or "
         "minus this, after normalisation",
     )
-    overlong_buffer: int = Field(
+    overlong_buffer: NonNegativeInt = Field(
         default=0,
-        ge=0,
         description="last tokens before max_new_tokens over which a penalty grows",
     )
-    overlong_penalty: Annotated[float, Needs("overlong_buffer")] = Field(
+    overlong_penalty: Annotated[PositiveFloat, Needs("overlong_buffer")] = Field(
         default=1.0,
-        gt=0,
         description="taken off the score at the end of that buffer",
     )
     step_rewards: Annotated[
@@ -190,9 +182,8 @@ class PolicyConfig(SampledConfig):
         default=False,
         description="leave out prompts whose samples all score the same; no update where all do",
     )
-    refill: Annotated[int, Needs("filter_groups")] = Field(
+    refill: Annotated[NonNegativeInt, Needs("filter_groups")] = Field(
         default=0,
-        ge=0,
         description="further batches of prompts that may be sampled to replace those left out",
     )
 
@@ -213,9 +204,8 @@ class PolicyConfig(SampledConfig):
         description="taken off each score: past scores' mean, the mean of the prompt's samples, "
         "or that of its others",
     )
-    baseline_window: Annotated[int, Needs("baseline = 'running_mean'")] = Field(
+    baseline_window: Annotated[FromOne, Needs("baseline = 'running_mean'")] = Field(
         default=1024,
-        ge=1,
         description="scores that the running mean remembers",
     )
     scale_advantages: Annotated[bool, Needs("baseline = 'group'")] = Field(
@@ -231,11 +221,9 @@ class PolicyConfig(SampledConfig):
         description="a fresh head on the policy's states, or a copy of the reward model on the "
         "scale of its normalised scores",
     )
-    gamma: float = Field(default=1.0, gt=0, le=1, description="discount of later rewards, a token")
-    lam: Annotated[float, A_CRITIC] = Field(
+    gamma: UpToOne = Field(default=1.0, description="discount of later rewards, a token")
+    lam: Annotated[Probability, A_CRITIC] = Field(
         default=0.95,
-        ge=0,
-        le=1,
         description="of GAE: 1 takes the whole return, 0 one token and the value after it",
     )
     whiten_advantages: bool = Field(
@@ -261,9 +249,8 @@ class PolicyConfig(SampledConfig):
         description="PPO's clipped ratio, that of whole sequences, a truncated weight, or the "
         "bare policy gradient",
     )
-    clip_range: Annotated[float, A_CLIP, UPDATES] = Field(
+    clip_range: Annotated[PositiveFloat, A_CLIP, UPDATES] = Field(
         default=0.2,
-        gt=0,
         description="how far the ratio of a token's probabilities, new to old, counts: 1 ± this",
     )
     clip_range_high: Annotated[
@@ -295,7 +282,7 @@ class PolicyConfig(SampledConfig):
         description="bound of the importance weight between engine and trainer",
     )
     max_staleness: Annotated[
-        int,
+        NonNegativeInt,
         Needs(
             "importance != 'none'",
             "above 0 learns from answers of earlier weights: correct for that, with importance = "
@@ -308,19 +295,20 @@ class PolicyConfig(SampledConfig):
         ),
     ] = Field(
         default=0,
-        ge=0,
         description="how many updates old the weights that sample may be: engine servers sample "
         "while the learner learns",
     )
-    entropy_coefficient: float = Field(default=0.0, ge=0, description="weight of the entropy bonus")
+    entropy_coefficient: NonNegativeFloat = Field(
+        default=0.0,
+        description="weight of the entropy bonus",
+    )
     value_clip_range: Annotated[float | None, A_CRITIC, UPDATES] = Field(
         default=0.2,
         gt=0,
         description="how far a value may move in an update; unset: as far as it likes",
     )
-    value_coefficient: Annotated[float, A_CRITIC] = Field(
+    value_coefficient: Annotated[NonNegativeFloat, A_CRITIC] = Field(
         default=0.5,
-        ge=0,
         description="weight of the value loss",
     )
     value_trains_trunk: Annotated[bool, A_CRITIC] = Field(

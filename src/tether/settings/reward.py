@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat
 
 from tether.core.types import Comparison
+from tether.settings.config import BelowOne, FromOne
 from tether.settings.learner import PreferenceConfig, Rates
 from tether.settings.model import LoraConfig
 from tether.settings.needs import Needs
@@ -21,14 +22,12 @@ class RewardConfig(PreferenceConfig):
 
     rates: ClassVar[Rates] = Rates(5e-4, 1e-5)
 
-    epochs: int = Field(
+    epochs: FromOne = Field(
         default=1,
-        ge=1,
         description="more than one usually overfits the annotators",
     )
-    prompts_per_update: int = Field(
+    prompts_per_update: FromOne = Field(
         default=4,
-        ge=1,
         description="all pairs of a prompt stand in one update",
     )
     use_margin: bool = Field(
@@ -46,26 +45,22 @@ class RewardConfig(PreferenceConfig):
         description="votes: the share of annotators, ties half",
     )
     disentangle_length: Annotated[
-        float,
+        NonNegativeFloat,
         Needs(
             "not head_dropout",
             "scores every response twice, and head_dropout makes them differ: leave one out",
         ),
-    ] = Field(default=0.0, ge=0, description="weight of a second head, for length (ODIN has 1.0)")
-    centering: float = Field(
+    ] = Field(default=0.0, description="weight of a second head, for length (ODIN has 1.0)")
+    centering: NonNegativeFloat = Field(
         default=0.0,
-        ge=0,
         description="weight of (r_chosen + r_rejected)^2, https://arxiv.org/abs/2312.09244",
     )
-    head_dropout: float = Field(
+    head_dropout: BelowOne = Field(
         default=0.0,
-        ge=0,
-        lt=1,
         description="of the states that the score is read from",
     )
-    keep_states_gb: float = Field(
+    keep_states_gb: NonNegativeFloat = Field(
         default=0.0,
-        ge=0,
         description="GB for the training rows' states below the first adapter; 0: computed in every epoch",
     )
 
@@ -119,16 +114,13 @@ class RewardSection(RowsSection, RewardConfig):
         default_factory=dict,
         description="further held-out comparisons, evaluated by name",
     )
-    test_share: Annotated[float, NOT_OF_OBJECTIVES] = Field(
+    test_share: Annotated[BelowOne, NOT_OF_OBJECTIVES] = Field(
         default=0.0,
-        ge=0,
-        lt=1,
         description="share of the prompts whose comparisons train a second model, which only judges",
     )
     lora: OwnLora = LoraConfig()
-    members: int = Field(
+    members: FromOne = Field(
         default=1,
-        ge=1,
         description="more than one: an ensemble on one trunk, with seeds and orders of their own",
     )
     average: Annotated[

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, TypedDict
 
-from pydantic import Field, create_model
+from pydantic import Field, NonNegativeFloat, PositiveFloat, create_model
 
 from tether.core.types import Json
-from tether.settings.config import Config
+from tether.settings.config import Config, FromOne
 from tether.settings.needs import Needs
 from tether.settings.section import TimedSection
 from tether.settings.workers import ServersConfig
@@ -35,16 +35,14 @@ class LimitArguments(TypedDict):
 class CallLimits(Config):
     """The limits of a call of a user's function."""
 
-    batch: int = Field(
+    batch: FromOne = Field(
         default=8,
-        ge=1,
         description="responses a call, or all answers to a prompt if these are more; those of a "
         "call that fails are left out",
     )
-    time_limit: float = Field(default=60.0, gt=0, description="seconds a call")
-    dump_after: float = Field(
+    time_limit: PositiveFloat = Field(default=60.0, description="seconds a call")
+    dump_after: PositiveFloat = Field(
         default=30.0,
-        gt=0,
         description="seconds after which a call's stacks go to stacks.txt of "
         "the run; at time_limit if later",
     )
@@ -121,14 +119,13 @@ class VerifiableConfig(Config):
         "with format = 'think-answer')",
     )
     tolerance: Annotated[
-        float,
+        NonNegativeFloat,
         Needs(
             "kind = 'numeric'",
             "has no effect with kind = {config.kind!r}; remove it or choose 'numeric'",
         ),
     ] = Field(
         default=1e-6,
-        ge=0,
         description="numeric: |answer - known| <= tolerance * max(1, |known|)",
     )
     credit: Annotated[
@@ -147,14 +144,14 @@ class VerifiableConfig(Config):
         description="a regular expression for the whole response; . matches new lines",
     )
     format_weight: Annotated[
-        float,
+        PositiveFloat,
         Needs(
             "format or format_pattern",
             "has no effect without a format; remove it, or set format or format_pattern",
         ),
-    ] = Field(default=0.1, gt=0, description="share of the reward that the format earns")
-    time_limit: float = Field(default=5.0, gt=0, description="seconds a check")
-    workers: int = Field(default=2, ge=1, description="processes that check")
+    ] = Field(default=0.1, description="share of the reward that the format earns")
+    time_limit: PositiveFloat = Field(default=5.0, description="seconds a check")
+    workers: FromOne = Field(default=2, description="processes that check")
     memory_mb: int = Field(default=1024, ge=256, description="of each worker")
 
     def faults(self) -> Iterator[str]:
@@ -188,7 +185,7 @@ class ClassifierConfig(Config):
         description="type of its weights on a GPU: bfloat16 where the card "
         "multiplies it; a CPU takes float32",
     )
-    batch: int = Field(default=16, ge=1, description="conversations a forward")
+    batch: FromOne = Field(default=16, description="conversations a forward")
     max_length: int = Field(
         default=2048,
         ge=8,
@@ -210,9 +207,8 @@ class ObjectiveConfig(Config):
         default=None,
         description="instead of a weight: where its mean is held, in deviations",
     )
-    rate: float = Field(
+    rate: PositiveFloat = Field(
         default=0.1,
-        gt=0,
         description="how fast the constraint's multiplier follows its violation, a step",
     )
 
@@ -230,10 +226,9 @@ class RewardServersConfig(ServersConfig):
     """Number of servers that score, and the size of their requests."""
 
     prefix: ClassVar[str] = "reward"
-    batch: int = Field(default=8, ge=1, description="responses a request")
-    waiting: int = Field(
+    batch: FromOne = Field(default=8, description="responses a request")
+    waiting: FromOne = Field(
         default=2,
-        ge=1,
         description="requests at a server at once: it works on one, the others are there",
     )
 

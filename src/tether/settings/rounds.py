@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from math import ceil
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from tether.core.amounts import plural
 from tether.core.types import Demonstration, Problem, Prompt, Sampling
+from tether.settings.config import FromOne
 from tether.settings.model import LoraConfig
 from tether.settings.needs import Needs
 from tether.settings.sampling import REWARD_KEYS, RewardedSection
@@ -31,7 +32,7 @@ class RoundsSection(RewardedSection):
         default="iterative",
         description="pairs of samples ordered by a reward, or demonstrations over samples",
     )
-    rounds: int = Field(default=3, ge=1, description="how often to sample and train")
+    rounds: FromOne = Field(default=3, description="how often to sample and train")
     reference: Annotated[
         Literal["round", "fixed"],
         Needs(
@@ -49,11 +50,10 @@ class RoundsSection(RewardedSection):
         ge=2,
         description="iterative: the best and the worst of them are a pair",
     )
-    max_new_tokens: int = Field(default=128, ge=1, description="longest answer")
-    temperature: float = Field(default=1.0, gt=0, description="of sampling")
-    missing_stop_penalty: Annotated[float, NOT_SPIN] = Field(
+    max_new_tokens: FromOne = Field(default=128, description="longest answer")
+    temperature: PositiveFloat = Field(default=1.0, description="of sampling")
+    missing_stop_penalty: Annotated[NonNegativeFloat, NOT_SPIN] = Field(
         default=0.0,
-        ge=0,
         description="iterative: taken off the score of a response that did not end in time",
     )
     engine_rows: EngineRows = 64

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeFloat, model_validator
 
 from tether.core.amounts import plural
 from tether.core.types import JsonValue, Problem, Prompt
+from tether.settings.config import FromOne, Probability
 from tether.settings.engine import EngineConfig
 from tether.settings.environment import EnvironmentConfig, TaskConfig, episode_faults
 from tether.settings.evaluation import EvaluateSection
@@ -46,19 +47,18 @@ class BestOfNConfig(SampledConfig):
 
     rates: ClassVar[Rates] = Rates(5e-4, 1e-5)
 
-    steps: int = Field(default=20, ge=1, description="rounds: sample, keep, imitate")
-    samples_per_prompt: int = Field(default=8, ge=1, description="the n of best-of-n")
-    keep: int = Field(
+    steps: FromOne = Field(default=20, description="rounds: sample, keep, imitate")
+    samples_per_prompt: FromOne = Field(default=8, description="the n of best-of-n")
+    keep: FromOne = Field(
         default=1,
-        ge=1,
         description="responses of each prompt that are imitated, best first",
     )
     threshold: float | None = Field(
         default=None,
         description="a response that scores below it is not kept, best or not",
     )
-    epochs: int = Field(default=1, ge=1, description="passes over a round's kept responses")
-    minibatches: int = Field(default=1, ge=1, description="optimizer steps an epoch")
+    epochs: FromOne = Field(default=1, description="passes over a round's kept responses")
+    minibatches: FromOne = Field(default=1, description="optimizer steps an epoch")
     normalize: Literal["token", "sequence"] = Field(
         "token",
         description="weight of a token: the same for all, or its response's share",
@@ -92,7 +92,7 @@ class OnlineDirectConfig(PairLossConfig, SampledConfig):
     table: ClassVar[str] = "online_direct."
     rates: ClassVar[Rates] = Rates(5e-4, 1e-6)
 
-    prompts_per_step: int = Field(default=8, ge=1, description="each gives one pair, or none")
+    prompts_per_step: FromOne = Field(default=8, description="each gives one pair, or none")
     samples_per_prompt: int = Field(
         default=2,
         ge=2,
@@ -113,10 +113,8 @@ class RewardedSection(reward_tables()):
         description="of 'learned': a run with a reward stage, or a reward model's folder; unset: "
         "this run's [reward]",
     )
-    max_failed: float = Field(
+    max_failed: Probability = Field(
         default=0.5,
-        ge=0,
-        le=1,
         description="share of failed scores, of the last ten batches of answers, at which training stops",
     )
     process_aggregate: Annotated[
@@ -134,11 +132,12 @@ class RewardedSection(reward_tables()):
         default="mean",
         description="how a response's score is made of those of an ensemble's members",
     )
-    uncertainty_weight: Annotated[float, Needs("reward_combine = 'uncertainty'")] = Field(
-        default=0.1,
-        ge=0,
-        description="what is taken off the members' mean for their variance; "
-        "the paper has 0.5 for best-of-n",
+    uncertainty_weight: Annotated[NonNegativeFloat, Needs("reward_combine = 'uncertainty'")] = (
+        Field(
+            default=0.1,
+            description="what is taken off the members' mean for their variance; "
+            "the paper has 0.5 for best-of-n",
+        )
     )
     objectives: Annotated[
         dict[Name, ObjectiveConfig] | None,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 from tether.core.types import Comparison, Demonstration, Feedback, StepLabels
-from tether.settings.config import Config
+from tether.settings.config import BelowOne, Config, FromOne
 from tether.settings.learner import (
     MicroBatchTokens,
     Rates,
@@ -34,22 +34,20 @@ class SFTConfig(SupervisedConfig):
         description="all assistant turns of a conversation, or its last",
     )
     too_long: TooLong = "leave_out"
-    epochs: int = Field(default=2, ge=1, description="passes over the demonstrations")
-    batch_size: int = Field(default=16, ge=1, description="conversations per update")
+    epochs: FromOne = Field(default=2, description="passes over the demonstrations")
+    batch_size: FromOne = Field(default=16, description="conversations per update")
     row_tokens: int = Field(
         default=512,
         ge=8,
         description="capacity of a packed row; a longer conversation has one of its own",
     )
-    rows_per_micro_batch: int = Field(
+    rows_per_micro_batch: FromOne = Field(
         default=2,
-        ge=1,
         description="packed rows that pass through the model at once; unset on a GPU: up to 16",
     )
     packing: bool = Field(default=True, description="put several conversations into one row")
-    evaluate_every: int = Field(
+    evaluate_every: NonNegativeInt = Field(
         default=0,
-        ge=0,
         description="updates between evaluations; 0: only at the end of every epoch",
     )
 
@@ -88,35 +86,28 @@ class ProcessRewardConfig(SupervisedConfig):
         "",
         description="metadata column that names the problem, which is never split; empty: the prompt",
     )
-    solutions_per_update: int = Field(default=16, ge=1, description="solutions an update")
+    solutions_per_update: FromOne = Field(default=16, description="solutions an update")
     micro_batch_tokens: MicroBatchTokens = 2048
-    head_dropout: float = Field(
+    head_dropout: BelowOne = Field(
         default=0.0,
-        ge=0,
-        lt=1,
         description="of the states that the probabilities are read from",
     )
-    heldout_fraction: float = Field(
+    heldout_fraction: BelowOne = Field(
         default=0.2,
-        ge=0,
-        lt=1,
         description="share of the problems that the summary reports on",
     )
-    calibration_fraction: float = Field(
+    calibration_fraction: BelowOne = Field(
         default=0.1,
-        ge=0,
-        lt=1,
         description="share of the others that chooses thresholds and best weights; 0: those trained on",
     )
     evaluate_every: Annotated[
-        int,
+        NonNegativeInt,
         Needs(
             "calibration_fraction",
             "needs problems to evaluate on: set calibration_fraction above 0, or leave it out",
         ),
     ] = Field(
         default=0,
-        ge=0,
         description="updates between losses on calibration problems; 0: none",
     )
 
@@ -161,12 +152,12 @@ class PairLossConfig(Config):
         description="rate of wrong labels that dpo and robust assume",
     )
     margin: Annotated[
-        float,
+        NonNegativeFloat,
         Needs(
             "loss = 'simpo'",
             "has no effect with {config.table}loss = '{config.loss}'; it belongs to simpo",
         ),
-    ] = Field(default=0.0, ge=0, description="simpo's target margin, not multiplied by beta")
+    ] = Field(default=0.0, description="simpo's target margin, not multiplied by beta")
     average: Annotated[
         bool,
         Needs(
@@ -224,7 +215,7 @@ class KTOConfig(ReferencedConfig):
 
     rates: ClassVar[Rates] = Rates(2e-4, 1e-6)
 
-    beta: float = Field(default=0.1, gt=0, description="strength of the KL constraint")
+    beta: PositiveFloat = Field(default=0.1, description="strength of the KL constraint")
     desirable_weight: float | None = Field(
         default=None,
         gt=0,

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, NonNegativeInt, field_validator
 
 from tether.core.types import JsonValue
-from tether.settings.config import Config
+from tether.settings.config import Config, FromOne, UpToOne
 from tether.settings.synonyms import alike
 
 CHECK_ROWS = tomllib.loads(
@@ -25,9 +25,8 @@ DETECTOR_ROWS = {name: row for name, row in CHECK_ROWS.items() if "severity" not
 class WatchConfig(Config):
     """Settings of a watch: the steps that it compares, and where alarms begin and end."""
 
-    baseline: int = Field(
+    baseline: FromOne = Field(
         default=3,
-        ge=1,
         description="first steps that everything later is compared with",
     )
     window: int = Field(
@@ -35,10 +34,8 @@ class WatchConfig(Config):
         ge=3,
         description="last steps that are judged together, by their median",
     )
-    release: float = Field(
+    release: UpToOne = Field(
         default=0.8,
-        gt=0,
-        le=1,
         description="an episode ends below this share of the threshold",
     )
     thresholds: dict[str, float] = Field(
@@ -46,7 +43,7 @@ class WatchConfig(Config):
         description="thresholds other than a detector's own, by its name",
     )
     silent: tuple[str, ...] = Field(default=(), description="detectors that are left out")
-    num_evidence: int = Field(default=3, ge=0, description="texts shown with an alarm")
+    num_evidence: NonNegativeInt = Field(default=3, description="texts shown with an alarm")
 
     @field_validator("thresholds", "silent")
     @classmethod

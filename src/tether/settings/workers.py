@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, NonNegativeInt, PositiveFloat, StringConstraints
 
-from tether.settings.config import Config
+from tether.settings.config import Config, FromOne
 from tether.settings.needs import Needs
 
 
@@ -16,13 +16,13 @@ class ServersConfig(Config):
     prefix: ClassVar[str] = "server"
     """Beginning of the servers' names."""
     servers: Annotated[
-        int,
+        FromOne,
         Needs(
             "not addresses",
             "says how many to start, and addresses are of servers that run already: give one of "
             "them",
         ),
-    ] = Field(default=1, ge=1, description="how many are started; they end with the run")
+    ] = Field(default=1, description="how many are started; they end with the run")
     addresses: tuple[str, ...] = Field(
         default=(),
         description="servers that run already, such as http://10.0.0.5:8000; they must see the run's folder",
@@ -38,19 +38,16 @@ class ServersConfig(Config):
         description="what a server needs of a machine of the cluster, { GPU = 2 }; unset: one "
         "GPU, or one CPU",
     )
-    request_seconds: float = Field(
+    request_seconds: PositiveFloat = Field(
         default=600.0,
-        gt=0,
         description="seconds without an answer after which another server is asked",
     )
-    start_seconds: float = Field(
+    start_seconds: PositiveFloat = Field(
         default=600.0,
-        gt=0,
         description="seconds that a server may take to start",
     )
-    restarts: int = Field(
+    restarts: NonNegativeInt = Field(
         default=5,
-        ge=0,
         description="how often a server is started again within ten minutes; "
         "then the run goes on without it",
     )

@@ -9,12 +9,12 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, ValidationError
 
 from tether.core.errors import ConfigError
 from tether.core.types import Json
 from tether.settings.budget import Budget
-from tether.settings.config import Config
+from tether.settings.config import BelowOne, Config, FromOne, Probability, UpToOne
 from tether.settings.learner import OptimizerConfig
 from tether.settings.messages import explain
 from tether.settings.policy import PolicyConfig
@@ -48,35 +48,32 @@ class ClassicConfig(Config):
 class PPOConfig(ClassicConfig):
     """docs/guides/classic.md says what each setting is called elsewhere in tether."""
 
-    learning_rate: float = Field(default=1.41e-5, gt=0)
-    batch_size: int = Field(default=128, ge=1, description="responses a step")
-    mini_batch_size: int = Field(
+    learning_rate: PositiveFloat = 1.41e-5
+    batch_size: FromOne = Field(default=128, description="responses a step")
+    mini_batch_size: FromOne = Field(
         default=128,
-        ge=1,
         description="responses of one pass; never more than the batch",
     )
-    gradient_accumulation_steps: int = Field(default=1, ge=1)
-    ppo_epochs: int = Field(default=4, ge=1)
+    gradient_accumulation_steps: FromOne = 1
+    ppo_epochs: FromOne = 4
     seed: int = 0
-    init_kl_coef: float = Field(default=0.2, ge=0)
+    init_kl_coef: NonNegativeFloat = 0.2
     adap_kl_ctrl: bool = True
     kl_penalty: Literal["kl"] = "kl"
-    target: float = Field(
+    target: PositiveFloat = Field(
         default=6.0,
-        gt=0,
         description="nats a response that the coefficient is steered to",
     )
-    horizon: float = Field(default=10_000.0, gt=0)
-    gamma: float = Field(default=1.0, gt=0, le=1)
-    lam: float = Field(default=0.95, ge=0, le=1)
-    cliprange: float = Field(default=0.2, gt=0)
-    cliprange_value: float = Field(default=0.2, gt=0)
-    vf_coef: float = Field(default=0.1, ge=0)
+    horizon: PositiveFloat = 10_000.0
+    gamma: UpToOne = 1.0
+    lam: Probability = 0.95
+    cliprange: PositiveFloat = 0.2
+    cliprange_value: PositiveFloat = 0.2
+    vf_coef: NonNegativeFloat = 0.1
     max_grad_norm: float | None = Field(default=None, gt=0)
     early_stopping: bool = False
-    target_kl: float = Field(
+    target_kl: PositiveFloat = Field(
         default=1.0,
-        gt=0,
         description="1.5 times this KL(old || new) a token ends the epochs",
     )
     score_clip: float | None = Field(default=None, gt=0)
@@ -143,27 +140,26 @@ class TrainingConfig(ClassicConfig):
     """The part of transformers' TrainingArguments that the supervised trainers take."""
 
     output_dir: str = "trainer_output"
-    per_device_train_batch_size: int = Field(default=8, ge=1)
-    gradient_accumulation_steps: int = Field(default=1, ge=1)
-    num_train_epochs: int = Field(default=3, ge=1)
-    learning_rate: float = Field(default=5e-5, gt=0)
+    per_device_train_batch_size: FromOne = 8
+    gradient_accumulation_steps: FromOne = 1
+    num_train_epochs: FromOne = 3
+    learning_rate: PositiveFloat = 5e-5
     lr_scheduler_type: Literal["linear", "cosine", "constant"] = "linear"
-    warmup_ratio: float = Field(default=0.0, ge=0, lt=1)
-    warmup_steps: float = Field(
+    warmup_ratio: BelowOne = 0.0
+    warmup_steps: NonNegativeFloat = Field(
         default=0,
-        ge=0,
         description="updates, or below 1 a share; goes before warmup_ratio",
     )
-    weight_decay: float = Field(default=0.0, ge=0)
-    max_grad_norm: float = Field(default=1.0, gt=0)
+    weight_decay: NonNegativeFloat = 0.0
+    max_grad_norm: PositiveFloat = 1.0
     bf16: bool = Field(
         default=False,
         description="weights in bfloat16, with float32 masters in the optimizer",
     )
     use_cpu: bool = False
     seed: int = 42
-    save_steps: int = Field(default=500, ge=1)
-    logging_steps: int = Field(default=500, ge=1)
+    save_steps: FromOne = 500
+    logging_steps: FromOne = 500
     report_to: Trackers = ()
     budget: Budget = Field(
         default=None,
@@ -216,4 +212,4 @@ class RewardConfig(TrainingConfig):
     """Lengths are in tokens."""
 
     max_length: int = Field(default=1024, ge=8, description="pairs with a longer side are left out")
-    center_rewards_coefficient: float = Field(default=0.0, ge=0)
+    center_rewards_coefficient: NonNegativeFloat = 0.0

@@ -11,7 +11,7 @@ from typing import Annotated
 from fastapi import Depends, HTTPException, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from pydantic import Field
+from pydantic import NonNegativeInt, PositiveFloat
 
 from tether.people.annotation.server import markdown
 from tether.people.annotation.server.address import Address
@@ -26,6 +26,7 @@ from tether.people.annotation.server.guard import (
 from tether.people.annotation.store import Store
 from tether.people.annotation.tables import AnnotatorRow
 from tether.people.annotation.work import Work
+from tether.settings.config import FromOne
 
 FOLDER = Path(__file__).parent
 STATIC = {"judge.css": "text/css; charset=utf-8", "judge.js": "text/javascript; charset=utf-8"}
@@ -39,14 +40,14 @@ for the form of /join.
 class SiteConfig(Address):
     """The address to listen at and the rules of handing out work."""
 
-    lease_minutes: float = Field(default=30.0, gt=0)
-    gold_every: int = Field(default=10, ge=0)
-    rest_every: int = Field(default=50, ge=0)
+    lease_minutes: PositiveFloat = 30.0
+    gold_every: NonNegativeInt = 10
+    rest_every: NonNegativeInt = 50
     """The number of a person's judgments after which a pause is offered; 0: never."""
-    quota: int = Field(default=0, ge=0)
+    quota: NonNegativeInt = 0
     """The most judgments of one annotator; 0: any number."""
     seed: int = 0
-    tries: int = Field(default=10, ge=1)
+    tries: FromOne = 10
     """Invitations that one network address may get wrong in a minute."""
 
 
