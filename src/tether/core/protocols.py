@@ -15,15 +15,22 @@ from tether.core.types import (
     Conversation,
     Json,
     Message,
+    Metrics,
     Prompt,
+    Readings,
     Rollout,
     RolloutGroup,
     Sampling,
     Score,
 )
 
-Progress = Callable[[int, int, Mapping[str, float]], None]
+Progress = Callable[[int, int, Readings], None]
 """A progress bar: finished steps, all steps, and numbers of the last one."""
+Scoring = Callable[[Sequence[Rollout]], list[Score]]
+Announce = Callable[[str], Progress]
+"""Gives a phase of a run its progress bar."""
+Finished = Callable[[int], None] | None
+"""A listener to the number of things that are finished, if anybody listens."""
 
 
 @runtime_checkable
@@ -40,7 +47,7 @@ class Engine(Protocol):
         num_samples: int = 1,
         seed: int = 0,
         ordinals: Sequence[int] | None = None,
-        progress: Callable[[int], None] | None = None,
+        progress: Finished = None,
     ) -> list[RolloutGroup]:
         """One group of `num_samples` rollouts a prompt, in the order of `prompts`.
 
@@ -145,7 +152,7 @@ class AdaptiveReward(JudgingReward, Stateful, Protocol):
     means the same at every step.
     """
 
-    def learn(self, scores: Sequence[Score]) -> dict[str, float]:
+    def learn(self, scores: Sequence[Score]) -> Metrics:
         """Take in what a step of training scored; returns metrics."""
         ...
 
@@ -238,7 +245,7 @@ class ChatModel(Protocol):
         ...
 
 
-def counting(told: Callable[[int], None] | None) -> Callable[..., None] | None:
+def counting(told: Finished) -> Callable[..., None] | None:
     """A listener to answers that reports the number of answers so far; None without a progress
     display.
     """
@@ -252,7 +259,7 @@ class Monitor(Stateful, Protocol):
     def observe(
         self,
         step: int,
-        metrics: Mapping[str, float],
+        metrics: Readings,
         rollouts: Sequence[Rollout],
         scores: Sequence[Score],
     ) -> list[Alarm]: ...
@@ -267,7 +274,7 @@ class Tracker(Protocol):
 
     id: str
 
-    def log(self, metrics: Mapping[str, float], step: int, at: float) -> None:
+    def log(self, metrics: Readings, step: int, at: float) -> None:
         """Numbers of a step that ended `at`, in seconds since 1970. Steps come in order, none of
         them twice.
         """
@@ -327,9 +334,9 @@ class Announcer(Protocol):
     shows: bool
     """True if the progress is shown to a user."""
 
-    def __call__(self, phase: str) -> Callable[[int, int, Mapping[str, float]], None]: ...
+    def __call__(self, phase: str) -> Progress: ...
 
-    def price(self, lines: Iterable[str], expected: Mapping[str, float]) -> None:
+    def price(self, lines: Iterable[str], expected: Readings) -> None:
         """Announce what the run will take: in sentences, and in seconds of each stage."""
         ...
 

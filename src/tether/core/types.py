@@ -19,6 +19,10 @@ Facts = Mapping[str, Any]
 """An object of JSON that is only read."""
 JsonValue = Any
 """A value of JSON of any kind: an object, a list, a text, a number, a truth value or None."""
+Metrics = dict[str, float]
+"""Numbers by name."""
+Readings = Mapping[str, float]
+"""Metrics that are only read."""
 ChatRole = Literal["system", "user", "assistant", "tool"]
 
 

@@ -24,7 +24,7 @@ from tether.core.rundir import append_jsonl
 from tether.core.types import Demonstration, Json, Problem, Prompt, Record
 from tether.data.formats.cells import Cells
 from tether.data.formats.columns import renamed, strange_names
-from tether.data.formats.containers import Numbered, Place, places
+from tether.data.formats.containers import Numbered, Place, Sources, places
 from tether.data.formats.conversions import prompt_of
 from tether.data.formats.evidence import Evidence
 from tether.data.formats.fields import LeftOutError, Reader, prompt_digest, short_hash
@@ -130,7 +130,7 @@ def _excerpt(row: object) -> str:
 
 
 def read(
-    sources: str | Path | Sequence[str | Path],
+    sources: Sources,
     kind: type[T],
     *,
     format: str = "auto",
@@ -176,7 +176,7 @@ def read(
 
 
 def read_rows(
-    sources: str | Path | Sequence[str | Path],
+    sources: Sources,
     parse: Reader[T],
     quarantine: Quarantine | None = None,
     limit: int | None = None,
@@ -221,7 +221,7 @@ def detect_format(source: str | Path, columns: Mapping[str, str] | None = None) 
 
 
 def _files(
-    sources: str | Path | Sequence[str | Path],
+    sources: Sources,
     columns: Mapping[str, str] | None,
     quarantine: Quarantine | None,
     *,

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tether.core.errors import DataError
 from tether.core.types import Json
+from tether.data.formats.containers import Sources
 from tether.data.formats.fields import has, text
 from tether.data.formats.solved import right_place
 from tether.data.formats.values import sequence, structure_in
@@ -40,7 +41,7 @@ class Question:
 
 
 def read_questions(
-    sources: str | Path | Sequence[str | Path],
+    sources: Sources,
     quarantine: Quarantine | None = None,
     limit: int | None = None,
 ) -> list[Question]:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pydantic import Field
 
 from tether.core.errors import DataError, MissingFileError
-from tether.core.protocols import ChatModel, Reply, counting
+from tether.core.protocols import ChatModel, Finished, Reply, counting
 from tether.core.types import (
     Comparison,
     Conversation,
@@ -116,7 +116,7 @@ def revise(
     *,
     rounds: int = 1,
     seed: int = 0,
-    told: Callable[[int], None] | None = None,
+    told: Finished = None,
 ) -> tuple[list[Demonstration], Counter[str]]:
     """Answer each prompt, then criticise and rewrite the answer `rounds` times, each time by a
     principle drawn for it.

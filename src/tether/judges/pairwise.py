@@ -14,7 +14,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 
 from tether.core.errors import RewardError
-from tether.core.protocols import ChatModel, PlacedAnswers, Told, Verdict, counting
+from tether.core.protocols import ChatModel, Finished, PlacedAnswers, Told, Verdict, counting
 from tether.core.secrets import redact
 from tether.core.types import (
     Annotation,
@@ -210,7 +210,7 @@ class PairJudge:
         self,
         comparisons: Sequence[Comparison],
         *,
-        told: Callable[[int], None] | None = None,
+        told: Finished = None,
     ) -> list[Judgment]:
         """A judgment of each comparison, from two questions; `told` is called with the number of
         answered questions.

@@ -18,7 +18,7 @@ from tether.algorithms.objectives import dual_update, lagrangian, weighted
 from tether.algorithms.process import aggregate_steps, right_probabilities, weakest_step
 from tether.algorithms.reward_ensembles import combine_members, spread_of_members
 from tether.core.errors import DataError
-from tether.core.types import Facts, Json, Rollout, Score, assistant
+from tether.core.types import Facts, Json, Metrics, Rollout, Score, assistant
 from tether.data.batches import TokenBatch, batches_for
 from tether.data.chat import ChatEncoder, Encoded
 from tether.data.steps import StepEncoder, step_states
@@ -280,7 +280,7 @@ class ObjectivesReward:
         )
         return [score.finite("the objectives' reward models", score.parts) for score in scores]
 
-    def learn(self, scores: Sequence[Score]) -> dict[str, float]:
+    def learn(self, scores: Sequence[Score]) -> Metrics:
         """Move the multipliers by what a step of training scored; the objectives' means, and the
         multipliers that they met.
         """

@@ -8,13 +8,13 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from tether.core.errors import RewardError
-from tether.core.protocols import AdaptiveReward, JudgingReward, RewardSource, Stateful
-from tether.core.types import Facts, Json, Rollout, Score
+from tether.core.protocols import AdaptiveReward, JudgingReward, RewardSource, Scoring, Stateful
+from tether.core.types import Facts, Json, Metrics, Rollout, Score
 from tether.rewards.function import FunctionReward
 
 WINDOW = 10
 """Batches of answers, of a step or of a measurement, over which the share of failures is taken."""
-Ask = Callable[[Callable[[Sequence[Rollout]], list[Score]], Sequence[Rollout]], list[Score]]
+Ask = Callable[[Scoring, Sequence[Rollout]], list[Score]]
 
 
 class FailureLimit:
@@ -64,7 +64,7 @@ class FailureLimit:
 
     def _limited(
         self,
-        score: Callable[[Sequence[Rollout]], list[Score]],
+        score: Scoring,
         rollouts: Sequence[Rollout],
     ) -> list[Score]:
         """Scores, once their failures are counted."""
@@ -100,7 +100,7 @@ class FailureLimit:
         if isinstance(self.source, FunctionReward):
             self.source.watchdog.path = path
 
-    def learn(self, scores: Sequence[Score]) -> dict[str, float]:
+    def learn(self, scores: Sequence[Score]) -> Metrics:
         """Tell the source what a step of training scored, if it follows that; its metrics."""
         return self.source.learn(scores) if isinstance(self.source, AdaptiveReward) else {}
 

@@ -15,7 +15,7 @@ from typing import Protocol, Unpack, runtime_checkable
 
 from pydantic import TypeAdapter
 
-from tether.core.protocols import Engine
+from tether.core.protocols import Engine, Finished
 from tether.core.types import Facts, Json, Prompt, Rollout, RolloutGroup, Sampling
 from tether.rollout.drawn import DrawArguments
 
@@ -96,7 +96,7 @@ class AheadEngine:
         sampling: Sampling,
         *,
         ordinals: Sequence[int] | None = None,
-        progress: Callable[[int], None] | None = None,
+        progress: Finished = None,
         **how: Unpack[DrawArguments],
     ) -> list[RolloutGroup]:
         """The groups of an order for the same samples. Everything else is sampled now."""

@@ -8,7 +8,7 @@ padding. A model without such a cache reads its whole rows again for every token
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
+from tether.core.protocols import Finished
 from tether.core.types import StopReason
 from tether.data.chat import ChatEncoder
 from tether.models.trunk import Role
@@ -81,7 +82,7 @@ def draw_in_step(
     encoder: ChatEncoder,
     draws: Draws,
     max_rows: int,
-    progress: Callable[[int], None] | None,
+    progress: Finished,
 ) -> list[list[Drawn]]:
     """`draws.num_samples` responses to each row, prompts of one length together."""
     drawn: list[list[Drawn]] = [[] for _ in draws.rows]

@@ -8,12 +8,13 @@ there is no padding between a prompt and its answer.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from tether.algorithms.transfer import to_device
+from tether.core.protocols import Finished
 from tether.core.types import Prompt, RolloutGroup, Sampling, StopReason
 from tether.data.chat import ChatEncoder
 from tether.models.cpu.llama import KeysAndValues
@@ -89,7 +90,7 @@ class LocalEngine:
         num_samples: int = 1,
         seed: int = 0,
         ordinals: Sequence[int] | None = None,
-        progress: Callable[[int], None] | None = None,
+        progress: Finished = None,
     ) -> list[RolloutGroup]:
         """See core.protocols.Engine.generate.
 
@@ -112,7 +113,7 @@ class LocalEngine:
         sampling: Sampling,
         num_samples: int,
         seed: int,
-        progress: Callable[[int], None] | None = None,
+        progress: Finished = None,
     ) -> list[list[Drawn]]:
         """`num_samples` responses to each row of prompt ids: `generate` in tokens."""
         if self.in_step is not None:

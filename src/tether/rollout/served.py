@@ -24,9 +24,10 @@ from pathlib import Path
 from typing import Unpack
 
 from tether.core.errors import DataError
+from tether.core.protocols import Finished
 from tether.core.received import received
 from tether.core.rundir import append_jsonl, file_digest
-from tether.core.types import Json, Prompt, RolloutGroup, Sampling, user
+from tether.core.types import Json, Metrics, Prompt, RolloutGroup, Sampling, user
 from tether.data.chat import ChatEncoder
 from tether.models.saving import save_weights
 from tether.models.trunk import Role
@@ -167,7 +168,7 @@ class ServedEngine:
             if old.name != name and not self.users[old.name]:
                 shutil.rmtree(old)
 
-    def measured(self, step: int) -> dict[str, float]:
+    def measured(self, step: int) -> Metrics:
         """Metrics of the fleet since the last call; when each server worked is a line of
         `work.jsonl`.
 
@@ -299,7 +300,7 @@ class ServedEngine:
         sampling: Sampling,
         *,
         ordinals: Sequence[int] | None = None,
-        progress: Callable[[int], None] | None = None,
+        progress: Finished = None,
         **how: Unpack[DrawArguments],
     ) -> list[RolloutGroup]:
         """See core.protocols.Engine.generate.
@@ -334,7 +335,7 @@ class ServedEngine:
         for future in futures:
             future.add_done_callback(partial(self._ended, version))
 
-        def collect(progress: Callable[[int], None] | None = None) -> list[RolloutGroup]:
+        def collect(progress: Finished = None) -> list[RolloutGroup]:
             groups = []
             try:
                 for prompt, ids, future in zip(prompts, rows, futures, strict=True):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tether.core.protocols import Progress
+from tether.core.protocols import Announce
 from tether.core.rundir import SWEEP, made_folder, write_json
 from tether.runner.assembly.job import AnyJob
 from tether.runner.jobs import sweep_table
@@ -34,7 +34,7 @@ class Launch:
     recipe: BaseRecipe
     names: Sequence[str]
     jobs: Sequence[AnyJob]
-    progress: Callable[[str], Progress] | None
+    progress: Announce | None
     clock: Callable[[], float]
     began: float
     at_once: int = 1

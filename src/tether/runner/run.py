@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tether.core.budget import limited_by
-from tether.core.protocols import Progress
+from tether.core.protocols import Announce
 from tether.core.types import Json
 from tether.runner.assembly.job import AnyJob
 from tether.runner.at_once import run_at_once
@@ -27,7 +27,7 @@ from tether.stages.learner.ranks import ALONE, Ranks
 def run_recipe(
     recipe: BaseRecipe,
     stages: Sequence[str] | None = None,
-    progress: Callable[[str], Progress] | None = None,
+    progress: Announce | None = None,
     *,
     clock: Callable[[], float] = time.monotonic,
     began: float | None = None,
@@ -90,7 +90,7 @@ def run_in_turn(launch: Launch) -> Json:
 
 def run_job(
     job: AnyJob,
-    progress: Callable[[str], Progress] | None,
+    progress: Announce | None,
     ranks: Ranks = ALONE,
     root: Path | None = None,
 ) -> Json:

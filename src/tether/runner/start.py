@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tether.core.locks import release
-from tether.core.protocols import Progress, doing
+from tether.core.protocols import Announce, doing
 from tether.core.types import Facts
 from tether.runner.folder import remember
 from tether.runner.jobs import variants
@@ -22,7 +22,7 @@ Results = Mapping[str, Facts]
 def start_run(
     recipe: BaseRecipe,
     stages: Sequence[str],
-    announce: Callable[[str], Progress],
+    announce: Announce,
     *,
     began: float,
     at_once: int = 1,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from tether.algorithms.kl import kl_best_of_n
 from tether.algorithms.preference_losses import negative_log_likelihood
 from tether.core.protocols import Engine, RewardSource
-from tether.core.types import Json, Prompt, Rollout, Score
+from tether.core.types import Json, Metrics, Prompt, Readings, Rollout, Score
 from tether.data.batches import TokenBatch, batches_for
 from tether.data.chat import ChatEncoder, Encoded
 from tether.models.trunk import Role
@@ -92,7 +92,7 @@ class BestOfN:
     def ordinals(self, number: int) -> range:
         return self.config.ordinals(number)
 
-    def summary(self, history: Sequence[Mapping[str, float]]) -> Json:
+    def summary(self, history: Sequence[Readings]) -> Json:
         return {}
 
     def select(self, rollouts: Sequence[Rollout], scores: Sequence[Score]) -> list[int]:
@@ -117,7 +117,7 @@ class BestOfN:
         rollouts: Sequence[Rollout],
         scores: Sequence[Score],
         selected: Sequence[int],
-    ) -> dict[str, float]:
+    ) -> Metrics:
         """Metrics of all samples and of those selected. KL is the sum over a response, averaged
         over all responses, in nats.
         """
@@ -152,7 +152,7 @@ class BestOfN:
             )
         return metrics
 
-    def update(self, selected: Sequence[Rollout], number: int) -> dict[str, float]:
+    def update(self, selected: Sequence[Rollout], number: int) -> Metrics:
         """Several epochs of imitation; where nothing was selected, nothing moves."""
         if not selected:
             return {}

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from tether.core.errors import ConfigError, DataError
 from tether.core.keeping import remove
 from tether.core.rundir import RunDirectory, read_jsonl
-from tether.core.types import Json, Prompt
+from tether.core.types import Json, Metrics, Prompt
 from tether.evaluation.best_of_n import over_best_of_n
 from tether.evaluation.decoding import control, other_temperatures, sharpening
 from tether.evaluation.held_out import ANSWER_ENTROPY, ANSWER_LENGTH, HeldOutAnswers
@@ -137,7 +137,7 @@ class HeldOut:
         """
         return replace(self.policy)
 
-    def measure(self, step: int, moment: Moment | None = None) -> dict[str, float]:
+    def measure(self, step: int, moment: Moment | None = None) -> Metrics:
         """Answer, score and note down; the metrics of that.
 
         Raises:
@@ -205,7 +205,7 @@ class HeldOut:
             for step, column in columns.items()
         }
 
-    def _sharpening(self, entropy: float, columns: Mapping[str, Scores]) -> dict[str, float]:
+    def _sharpening(self, entropy: float, columns: Mapping[str, Scores]) -> Metrics:
         """The metrics of the detector of that name: how much of the gain so far a temperature of
         the start would explain.
         """
@@ -234,7 +234,7 @@ class HeldOut:
         tensors = {str(i): p for i, p in enumerate(learner.parameters)}
         save_checkpoint(self.run.path / "best", step, tensors, {}, keep=1_000_000)
 
-    def at(self, step: int, last: int) -> dict[str, float]:
+    def at(self, step: int, last: int) -> Metrics:
         """The measurement of a step, where one is due."""
         if step == last:
             return self.measure(step, "along" if self.averaged else "after")
@@ -350,7 +350,7 @@ def _headline(columns: Mapping[str, Scores]) -> str:
     return "correct" if "correct" in columns else "score"
 
 
-def _lengths(record: Record, start: str = "") -> dict[str, float]:
+def _lengths(record: Record, start: str = "") -> Metrics:
     """Mean length of answers in tokens, and their entropy in nats a token."""
     figures = record["figures"]
     values = {

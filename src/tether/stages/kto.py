@@ -24,7 +24,7 @@ from tether.algorithms.preference_losses import kto_loss
 from tether.algorithms.transfer import to_device
 from tether.core.protocols import Progress
 from tether.core.rundir import RunDirectory
-from tether.core.types import Feedback, Json
+from tether.core.types import Feedback, Json, Metrics
 from tether.data.batches import cut_batches
 from tether.data.chat import ChatEncoder, Encoded
 from tether.data.prepare import (
@@ -92,7 +92,7 @@ class KTO:
         micros = self.likelihoods.micro_batches(judged)
         num_responses = sum(len(j.responses) for j in judged)
 
-        def metrics(rewards: list[list[float]]) -> dict[str, float]:
+        def metrics(rewards: list[list[float]]) -> Metrics:
             _, desirable = verdicts_of(list(chain(*micros)))
             means = rewards_by_class(list(chain(*rewards)), desirable)
             return {**means, "kl_baseline": baseline, "mismatched": num_mismatched}
@@ -144,7 +144,7 @@ class KTO:
         logprobs, _, reference = self.likelihoods(sequences)
         return logprobs.sum(-1) - reference
 
-    def evaluate(self, judged: Sequence[JudgedPrompt]) -> dict[str, float]:
+    def evaluate(self, judged: Sequence[JudgedPrompt]) -> Metrics:
         """Loss and rewards of held-out responses, as if all were one update."""
         return measure(self.update(judged), self.ranks)
 
@@ -195,7 +195,7 @@ class KTO:
         for update in (*([split.train[i] for i in numbers] for numbers in plan), split.test):
             yield from (pair for pair, _ in mismatched(update, self._most))
 
-    def _settle_weights(self, train: Sequence[JudgedPrompt]) -> dict[str, float]:
+    def _settle_weights(self, train: Sequence[JudgedPrompt]) -> Metrics:
         """Take the weights for these responses; warn where the classes would not be balanced as the
         paper asks.
         """
@@ -219,7 +219,7 @@ class KTO:
         }
 
 
-def rewards_by_class(rewards: Sequence[float], desirable: Sequence[bool]) -> dict[str, float]:
+def rewards_by_class(rewards: Sequence[float], desirable: Sequence[bool]) -> Metrics:
     """Mean rewards by class, and the share of all pairs across the classes in the right order (NaN
     without both).
     """

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
 from tether.core.protocols import Engine, RewardSource
-from tether.core.types import Json, Prompt, Rollout, Score
+from tether.core.types import Json, Metrics, Prompt, Readings, Rollout, Score
 from tether.data.chat import ChatEncoder
 from tether.data.prepare import Ranking
 from tether.models.trunk import Role
@@ -150,7 +150,7 @@ class OnlineDirect:
     def ordinals(self, number: int) -> range:
         return self.config.ordinals(number)
 
-    def summary(self, history: Sequence[Mapping[str, float]]) -> Json:
+    def summary(self, history: Sequence[Readings]) -> Json:
         return {
             "pairs": {
                 key: sum(row[f"pairs/{key}"] for row in history)
@@ -158,7 +158,7 @@ class OnlineDirect:
             },
         }
 
-    def update(self, rankings: list[Ranking]) -> dict[str, float]:
+    def update(self, rankings: list[Ranking]) -> Metrics:
         """One update over the pairs of a step; without any the weights stay, and the schedule goes
         on.
 

@@ -5,7 +5,7 @@ resume.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar, runtime_checkable
 
 from tether.core.budget import BUDGET, time_limit
@@ -23,7 +23,7 @@ from tether.core.protocols import (
 from tether.core.records import note_records, report_beginning, report_changes
 from tether.core.rundir import RunDirectory
 from tether.core.stopping import Stopping
-from tether.core.types import Facts, Json, Prompt, Rollout
+from tether.core.types import Facts, Json, Metrics, Prompt, Readings, Rollout
 from tether.core.watchdog import Watchdog
 from tether.data.chat import ChatEncoder
 from tether.settings.policy import SampledConfig
@@ -55,7 +55,7 @@ class SamplingStage(Protocol):
 
     def step(self, prompts: Sequence[Prompt], number: int) -> Step: ...
 
-    def summary(self, history: Sequence[Mapping[str, float]]) -> Facts:
+    def summary(self, history: Sequence[Readings]) -> Facts:
         """The stage's own part of the run's summary, from the metrics of all steps."""
         ...
 
@@ -73,7 +73,7 @@ def train(
     prompts: Sequence[Prompt],
     run: RunDirectory,
     *,
-    on_step: Callable[[int, dict[str, float]], dict[str, float]] | None = None,
+    on_step: Callable[[int, Metrics], Metrics] | None = None,
     monitor: Monitor | None = None,
     ended: Callable[[], bool] | None = None,
     progress: Progress | None = None,

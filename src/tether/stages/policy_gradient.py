@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,7 +25,7 @@ from tether.algorithms.advantages import gae, returns_to_go
 from tether.algorithms.masked import masked_sum, whiten
 from tether.algorithms.transfer import to_device
 from tether.core.protocols import Engine, RewardSource
-from tether.core.types import Facts, Json, Prompt, Rollout, Score
+from tether.core.types import Facts, Json, Metrics, Prompt, Readings, Rollout, Score
 from tether.data.batches import TokenBatch
 from tether.data.chat import ChatEncoder
 from tether.models.trunk import Role
@@ -136,7 +136,7 @@ class PolicyGradient:
         scores: Sequence[Score],
         number: int,
         clock: Clock | None = None,
-    ) -> dict[str, float]:
+    ) -> Metrics:
         """Everything after scoring: evaluate, shape rewards, estimate advantages, several epochs of
         updates, adapt the KL.
         """
@@ -162,7 +162,7 @@ class PolicyGradient:
         prompts: Sequence[Prompt],
         number: int,
         clock: Clock,
-    ) -> tuple[list[Rollout], list[Score], dict[str, float]]:
+    ) -> tuple[list[Rollout], list[Score], Metrics]:
         """Responses, scores and metrics; with `filter_groups` of prompts that teach something, from
         as many batches as needed.
         """
@@ -366,7 +366,7 @@ class PolicyGradient:
         }[self.config.normalize]
         return share[:, None] * experience.mask
 
-    def update(self, experience: Experience, number: int) -> dict[str, float]:
+    def update(self, experience: Experience, number: int) -> Metrics:
         """Several epochs over the same rollouts: an optimizer step a minibatch, their order new in
         every epoch.
 
@@ -490,7 +490,7 @@ class PolicyGradient:
         """Double the coefficient of the KL, up to its bound."""
         self.kl_coefficient = min(2 * self.kl_coefficient, self.kl_bounds[1])
 
-    def summary(self, history: Sequence[Mapping[str, float]]) -> Json:
+    def summary(self, history: Sequence[Readings]) -> Json:
         """The part of the run's summary that this stage adds."""
         idle = sum(row.get("policy/updates") == 0 for row in history)
         bounds = self.kl_bounds if self.config.kl.mode == "adaptive" else ()

@@ -19,7 +19,7 @@ from tether.algorithms.process import right_probabilities, step_cross_entropy
 from tether.core.errors import DataError
 from tether.core.protocols import Progress
 from tether.core.rundir import RunDirectory, write_json
-from tether.core.types import Json, StepLabels
+from tether.core.types import Json, Metrics, StepLabels
 from tether.data.batches import batches_for, cut_batches, make_batch
 from tether.data.chat import ChatEncoder
 from tether.data.prepare import Split, limit_of, warn_without_held_out
@@ -71,7 +71,7 @@ class ProcessRewardModeling:
             right = (self._agree(logits.detach(), targets) & labelled).sum()
             return step_cross_entropy(logits, targets, labelled, denominator=num_targets), right
 
-        def metrics(right: list[list[float]]) -> dict[str, float]:
+        def metrics(right: list[list[float]]) -> Metrics:
             rate = sum(len(s.sequence) for s in solutions) / (time.perf_counter() - start)
             return {
                 "accuracy": sum(count for (count,) in right) / num_targets,
@@ -82,7 +82,7 @@ class ProcessRewardModeling:
         cuts = cut_batches([s.sequence for s in solutions], self.config.micro_batch_tokens)
         return Update([[solutions[i] for i in cut] for cut in cuts], loss, metrics)
 
-    def evaluate(self, solutions: Sequence[Solution]) -> dict[str, float]:
+    def evaluate(self, solutions: Sequence[Solution]) -> Metrics:
         """Mean cross-entropy a label."""
         return {"loss": measure(self.update(solutions), self.ranks)["loss"]}
 

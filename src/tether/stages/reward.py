@@ -23,7 +23,7 @@ from tether.algorithms.transfer import to_device
 from tether.core.errors import TrainingError
 from tether.core.protocols import Progress, now_doing
 from tether.core.rundir import RunDirectory
-from tether.core.types import Comparison, Json
+from tether.core.types import Comparison, Json, Metrics
 from tether.data.batches import make_batch
 from tether.data.chat import ChatEncoder, Encoded
 from tether.data.prepare import (
@@ -105,7 +105,7 @@ class RewardModeling:
                 )
             return total, chosen - rejected
 
-        def metrics(measured: list[list[float]]) -> dict[str, float]:
+        def metrics(measured: list[list[float]]) -> Metrics:
             leads, labels = list(chain(*measured)), pairs_of(list(chain(*micros))).probability
             heads = {"head_overlap": float(overlap.detach())} if weight else {}
             return {

@@ -5,7 +5,7 @@ baseline.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from tether.algorithms.kl import kl_policy_reference_k1
 from tether.algorithms.masked import masked_sum
 from tether.algorithms.process import place_step_rewards
 from tether.algorithms.transfer import to_device
-from tether.core.types import Score
+from tether.core.types import Metrics, Readings, Score
 from tether.models.heads import ScalarHead
 from tether.settings.policy import PolicyConfig
 from tether.stages.rollouts import Experience, group_numbers
@@ -212,7 +212,7 @@ class RewardShaping:
             self.config.baseline_window,
         )
 
-    def kl_price(self, metrics: Mapping[str, float], kl_coefficient: float) -> dict[str, float]:
+    def kl_price(self, metrics: Readings, kl_coefficient: float) -> Metrics:
         """The cost of one nat of KL in standard deviations of the step's scores. Empty if nothing
         is penalised.
 

@@ -20,7 +20,7 @@ from tether.algorithms.kl import kl_policy_reference_k1
 from tether.algorithms.masked import masked_mean, masked_variance
 from tether.algorithms.transfer import to_device
 from tether.core.protocols import Engine, RewardSource, count_of, now_doing
-from tether.core.types import Prompt, Rollout, Score
+from tether.core.types import Metrics, Prompt, Rollout, Score
 from tether.data.batches import cut_batches, make_batch
 from tether.data.chat import ChatEncoder
 from tether.settings.policy import SampledConfig
@@ -38,7 +38,7 @@ class Clock:
 
     def __init__(self) -> None:
         self.start = self.last = time.perf_counter()
-        self.laps: dict[str, float] = {}
+        self.laps: Metrics = {}
 
     def lap(self, name: str) -> None:
         now = time.perf_counter()
@@ -46,7 +46,7 @@ class Clock:
         self.last = now
         now_doing(AFTER.get(name, "sampling"))
 
-    def times(self, num_tokens: int) -> dict[str, float]:
+    def times(self, num_tokens: int) -> Metrics:
         total = self.last - self.start
         return {**self.laps, "time/step": total, "tokens_per_second": num_tokens / total}
 
@@ -54,7 +54,7 @@ class Clock:
 class Step(NamedTuple):
     """The result of a step: its metrics, all rollouts and their proxy scores."""
 
-    metrics: dict[str, float]
+    metrics: Metrics
     rollouts: list[Rollout]
     scores: list[Score]
 
@@ -247,7 +247,7 @@ class Experience:
         self,
         minibatch: int,
         work: Callable[[int], Mapping[str, Tensor]],
-    ) -> list[dict[str, float]]:
+    ) -> list[Metrics]:
         """Numbers by name, scalars, of each micro-batch of a minibatch, by its number. The host
         reads them after the last one.
         """
@@ -319,7 +319,7 @@ def deal(counts: Sequence[bool], group_size: int, parts: int, seed: str) -> list
     return [sorted(minibatch) for minibatch in minibatches if minibatch]
 
 
-def sample_metrics(rollouts: Sequence[Rollout], scores: Sequence[Score]) -> dict[str, float]:
+def sample_metrics(rollouts: Sequence[Rollout], scores: Sequence[Score]) -> Metrics:
     """The metrics that need no pass through a model."""
     values = [score.value for score in scores if score.value is not None]
     return {
@@ -358,7 +358,7 @@ def step_metrics(
     *,
     coefficient: float | None,
     critic: bool = False,
-) -> dict[str, float]:
+) -> Metrics:
     """All metrics of the experience. KL is the sum over a response, averaged over responses, in
     nats; it needs no score.
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from tether.algorithms.preference_losses import negative_log_likelihood
 from tether.core.protocols import Progress, now_doing
 from tether.core.rundir import RunDirectory
-from tether.core.types import Demonstration, Json
+from tether.core.types import Demonstration, Json, Metrics
 from tether.data.batches import TokenBatch, document_length, documents_of, make_batch, pack
 from tether.data.chat import ChatEncoder, Encoded
 from tether.data.prepare import encoded_split
@@ -59,7 +59,7 @@ class SFT:
                 denominator=num_tokens,
             ), logprobs.new_zeros(0)
 
-        def metrics(_: list[list[float]]) -> dict[str, float]:
+        def metrics(_: list[list[float]]) -> Metrics:
             seconds = time.perf_counter() - start
             return {
                 "tokens": num_tokens,
@@ -68,7 +68,7 @@ class SFT:
 
         return Update(self.batches(conversations), loss, metrics)
 
-    def evaluate(self, conversations: Sequence[Encoded]) -> dict[str, float]:
+    def evaluate(self, conversations: Sequence[Encoded]) -> Metrics:
         """Mean negative log-likelihood a counted token on held-out conversations."""
         now_doing(f"evaluating on {len(conversations)} held-out conversations")
         with evaluating(self.role):

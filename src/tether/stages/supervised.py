@@ -21,7 +21,7 @@ from tether.core.protocols import Progress, doing, now_doing
 from tether.core.records import note_records, report_beginning, report_changes
 from tether.core.rundir import RunDirectory
 from tether.core.stopping import Stopping
-from tether.core.types import Facts, Json
+from tether.core.types import Facts, Json, Metrics
 from tether.core.watchdog import Watchdog
 from tether.data.prepare import Split
 from tether.models.sharded import cut, local
@@ -53,7 +53,7 @@ class Update(Generic[Micro]):
 
     micro_batches: Iterable[Micro]
     loss: Callable[[Micro], tuple[Tensor, Tensor]]
-    metrics: Callable[[list[list[float]]], dict[str, float]] = lambda measured: {}
+    metrics: Callable[[list[list[float]]], Metrics] = lambda measured: {}
 
 
 class Objective(Protocol[Row_contra]):
@@ -97,7 +97,7 @@ def make_step(
     objective: Objective[Row],
     learner: LocalLearner,
     rows: Sequence[Row],
-) -> dict[str, float]:
+) -> Metrics:
     """One optimizer step over the rows."""
     update = objective.update(rows)
     loss, measured = accumulate(update, learner.ranks, learner)
@@ -106,7 +106,7 @@ def make_step(
 
 
 @torch.no_grad()
-def measure(update: Update[Micro], ranks: Ranks) -> dict[str, float]:
+def measure(update: Update[Micro], ranks: Ranks) -> Metrics:
     """Loss and metrics of an update that is not made."""
     loss, measured = accumulate(update, ranks)
     return {"loss": loss, **update.metrics(measured)}
@@ -134,7 +134,7 @@ def headline(
     objective: Objective[Any],
     rows: Sequence[object],
     watched: Sequence[str] = HEADLINE,
-) -> dict[str, float]:
+) -> Metrics:
     """The watched numbers of an evaluation, as eval_*."""
     with evaluating(objective.role):
         result = objective.evaluate(rows)
@@ -259,7 +259,7 @@ class SupervisedLoop:
         objective.role.train_mode(False)
         return self
 
-    def _update(self, rows: Sequence[object], number: int) -> dict[str, float]:
+    def _update(self, rows: Sequence[object], number: int) -> Metrics:
         """A step whose torch generators start from seed and number; afterwards they have their old
         states again.
         """
@@ -272,7 +272,7 @@ class SupervisedLoop:
             torch.manual_seed(1_000_003 * self.config.seed + number + 15_485_863 * rank)
             return make_step(self.objective, self.learner, rows)
 
-    def _evaluated(self) -> dict[str, float]:
+    def _evaluated(self) -> Metrics:
         now_doing(f"evaluating on {len(self.split.test)} held-out rows")
         metrics = headline(self.objective, self.split.test, self.watched)
         if metrics["eval_loss"] < self.best_loss:

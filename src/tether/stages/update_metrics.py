@@ -5,9 +5,10 @@ ratio.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from tether.core.errors import TrainingError
+from tether.core.types import Metrics, Readings
 
 LARGEST_FIRST_DEVIATION = 0.2
 """Of a ratio from 1 before any update. Beyond it the old log-probabilities are wrong."""
@@ -26,8 +27,8 @@ class UpdateMetrics:
 
     def add(
         self,
-        measured: Sequence[dict[str, float]],
-        stepped: Mapping[str, float],
+        measured: Sequence[Metrics],
+        stepped: Readings,
         epoch: int,
     ) -> None:
         """Count one minibatch.
@@ -48,7 +49,7 @@ class UpdateMetrics:
         self.made += stepped["grad_norm"] != 0
         self.passes, self.epochs = self.passes + 1, epoch + 1
 
-    def means(self) -> dict[str, float]:
+    def means(self) -> Metrics:
         """The metrics of all minibatches.
 
         Raises:

@@ -26,7 +26,7 @@ from rich.text import Text
 from tether.cli.terminal.console import Terminal
 from tether.core import threads
 from tether.core.pace import Crowd, Forecast
-from tether.core.types import Facts
+from tether.core.types import Facts, Readings
 
 FINISHED = (
     "finished already, nothing to do. To run it again, name another folder with run=PATH. To train "
@@ -157,7 +157,7 @@ class Bar:
         self.screen.progress.update(self.task, completed=done, total=total, note=note)
         self.screen.tick()
 
-    def __call__(self, done: int, total: int, metrics: Mapping[str, float]) -> None:
+    def __call__(self, done: int, total: int, metrics: Readings) -> None:
         self.screen.worked = True
         self.forecast.step(self.screen.now, done, total, metrics.get("time/step"))
         self._look_around()
@@ -192,7 +192,7 @@ class Screen:
         self.console, self.progress, self.on_step = console, progress, on_step
         self.names, self.worked, self.shows = names, False, not console.quiet
         self.crowd = Crowd()
-        self.expected: Mapping[str, float] = {}
+        self.expected: Readings = {}
         self.bar: Bar | None = None
         self._lock = threading.Lock()
 
@@ -206,7 +206,7 @@ class Screen:
         self.bar = Bar(self, phase, self.expected.get(phase.partition(" ")[0]))
         return self.bar
 
-    def price(self, lines: Iterable[str], expected: Mapping[str, float]) -> None:
+    def price(self, lines: Iterable[str], expected: Readings) -> None:
         """See Announcer."""
         self.expected = expected
         for line in lines:

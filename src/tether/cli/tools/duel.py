@@ -9,13 +9,13 @@ shown to the judge.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 
 from tether.core.errors import DataError
-from tether.core.protocols import Progress
+from tether.core.protocols import Announce
 from tether.core.types import (
     Comparison,
     Conversation,
@@ -42,7 +42,6 @@ ROWS = 32
 """Answers that a model writes at once."""
 KINDS = ("category", "dataset")
 """Metadata by whose values the prompts are parted in the figures."""
-Announce = Callable[[str], Progress] | None
 
 
 @dataclass
@@ -78,7 +77,7 @@ def duel(
     sampling: Sampling,
     *,
     seed: int = 0,
-    announce: Announce = None,
+    announce: Announce | None = None,
 ) -> tuple[Json, list[Comparison]]:
     """Ask all models, then the judge about every pair of answers to a prompt in both orders.
 
@@ -156,7 +155,7 @@ def _answered(
     sampling: Sampling,
     seed: int,
     left_out: Quarantine,
-    announce: Announce,
+    announce: Announce | None,
 ) -> Side:
     """A model's answers to all prompts, turn by turn; memory is free afterwards."""
     role, loaded = load_policy(model)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from tether.core.errors import DataError, MissingFileError
-from tether.core.protocols import Progress, RewardSource
+from tether.core.protocols import Announce, RewardSource
 from tether.core.types import Comparison, Json, Rollout
 from tether.data.chat import ChatEncoder
 from tether.data.inspection import longer_chosen
@@ -36,7 +36,7 @@ def bench_rewards(
     limit: int | None = None,
     label: str | None = None,
     max_length: int = 2048,
-    announce: Callable[[str], Progress] | None = None,
+    announce: Announce | None = None,
 ) -> dict[str, Json]:
     """Figures of `evaluation.reward_quality` for the model, file by file and of all together.
 

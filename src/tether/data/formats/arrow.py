@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tether.core.errors import DataError, one_line
 from tether.core.types import JsonValue
-from tether.data.formats.json_rows import BadRow, Row, parse
+from tether.data.formats.json_rows import BadRow, Numbered, Row, parse
 from tether.data.formats.json_tables import no_column_twice
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def table_rows(
     stream: io.BufferedReader,
     suffix: str,
     where: str,
-) -> Iterator[tuple[int, Row | BadRow]]:
+) -> Numbered:
     """The numbered rows of a Parquet or an Arrow file."""
     import pyarrow as pa
 
@@ -185,7 +185,7 @@ def _size(value: object) -> int:
     return sum(map(_size, value)) if isinstance(value, list) else 0
 
 
-def _rows(batches: Iterable[RecordBatch], where: str) -> Iterator[tuple[int, Row | BadRow]]:
+def _rows(batches: Iterable[RecordBatch], where: str) -> Numbered:
     import pyarrow as pa
 
     number = grown = 0

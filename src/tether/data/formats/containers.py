@@ -14,7 +14,7 @@ import re
 import reprlib
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,11 +26,11 @@ from tether.core.types import Facts
 from tether.data.formats import json_rows
 from tether.data.formats.arrow import check_growth, table_rows, without_added_nulls
 from tether.data.formats.folders import SUFFIXES, data_files, suffix_of, unknown_kind
-from tether.data.formats.json_rows import BadRow, Row
+from tether.data.formats.json_rows import BadRow, Numbered, Row
 from tether.data.formats.json_tables import no_column_twice, unwrapped
 
-Numbered = Iterator[tuple[int, Row | BadRow]]
-
+Sources = str | Path | Sequence[str | Path]
+"""Files, folders, and data sets of the hub."""
 _NAMED = 8
 """Files that are left out for one reason, of which the log has the names."""
 _LOG = logging.getLogger("tether.data")
@@ -77,7 +77,7 @@ class Place:
             yield number, BadRow(reason, reprlib.repr(row)) if reason else row
 
 
-def places(sources: str | Path | Sequence[str | Path]) -> list[Place]:
+def places(sources: Sources) -> list[Place]:
     """All files and hub data sets that the sources name; of a folder every known file, in sorted
     order.
 
@@ -101,7 +101,7 @@ def places(sources: str | Path | Sequence[str | Path]) -> list[Place]:
     return all_places
 
 
-def left_out(sources: str | Path | Sequence[str | Path]) -> dict[str, str]:
+def left_out(sources: Sources) -> dict[str, str]:
     """The files of folders among the sources that are not read, each with the reason; `places`
     names them in the log.
     """

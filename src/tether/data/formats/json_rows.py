@@ -48,11 +48,15 @@ class BadRow:
     excerpt: str
 
 
+Numbered = Iterator[tuple[int, Row | BadRow]]
+"""Rows with the numbers of their lines."""
+
+
 def rows(
     stream: io.BufferedReader,
     is_lines: bool,
     where: str,
-) -> Iterator[tuple[int, Row | BadRow]]:
+) -> Numbered:
     """The rows of a buffered binary stream with their 1-based line or element numbers.
 
     Args:
@@ -81,7 +85,7 @@ def text_lines(
     stream: IO[bytes],
     where: str,
     read: Callable[[str], Row | BadRow],
-) -> Iterator[tuple[int, Row | BadRow]]:
+) -> Numbered:
     """Results of `read` for the lines that hold something, with their 1-based numbers.
 
     `read` gets a line without the white space around it.
@@ -178,7 +182,7 @@ def _elements(
     stream: IO[bytes],
     where: str,
     is_array: bool,
-) -> Iterator[tuple[int, Row | BadRow]]:
+) -> Numbered:
     """The elements of an array, or the values of a file that holds one after the other, with their
     1-based numbers.
 

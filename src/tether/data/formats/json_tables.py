@@ -7,13 +7,13 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from tether.core.errors import DataError
 from tether.core.once import once
 from tether.core.types import Facts, JsonValue
 from tether.data.formats.folders import SPLIT_OF
-from tether.data.formats.json_rows import BadRow, Row
+from tether.data.formats.json_rows import BadRow, Numbered, Row
 
 _WRAPPERS = ("data", "rows", "examples", "records", "items", "samples")
 _OF_A_ROW = {
@@ -30,9 +30,9 @@ _LOG = logging.getLogger("tether.data")
 
 
 def unwrapped(
-    rows: Iterator[tuple[int, Row | BadRow]],
+    rows: Numbered,
     where: str,
-) -> Iterator[tuple[int, Row | BadRow]]:
+) -> Numbered:
     """The rows of a JSON file; of one that holds a single object with rows inside, these rows.
 
     Raises:

@@ -38,7 +38,7 @@ from tether.data.formats import fields, values
 from tether.data.formats.cells import leave_out
 from tether.data.formats.conversations import MOST, PROMPTS, TURNS_BEFORE
 from tether.data.formats.feedback import is_good
-from tether.data.formats.json_rows import BadRow, Row
+from tether.data.formats.json_rows import BadRow, Numbered, Row
 from tether.data.formats.judged import RowVerdict, compared
 from tether.data.formats.messages import ROLES
 from tether.data.formats.table import LISTS
@@ -259,7 +259,7 @@ ORPHAN = (
 )
 
 
-def gather(rows: Iterator[tuple[int, Row | BadRow]]) -> Iterator[tuple[int, Row | BadRow]]:
+def gather(rows: Numbered) -> Numbered:
     """Neighbouring rows of one tree as one row, `prompt` with `replies`, under the number of its
     root; any other row as it is.
 
@@ -280,7 +280,7 @@ def _tree(numbered: tuple[int, Row | BadRow]) -> str | None:
     return str(row.get("message_tree_id"))
 
 
-def _linked(group: Sequence[tuple[int, Row]]) -> Iterator[tuple[int, Row | BadRow]]:
+def _linked(group: Sequence[tuple[int, Row]]) -> Numbered:
     """The tree that these rows make, and those whose parent is missing."""
     nodes: dict[str, Json] = {
         str(row["message_id"]): {**_filled(row), "replies": []} for _, row in group

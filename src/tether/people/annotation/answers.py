@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from sqlalchemy import select
 
 from tether.core.errors import DataError
 from tether.core.types import Conversation, Facts, Prompt
+from tether.data.formats.containers import Sources
 from tether.data.formats.conversations import RESPONSES
 from tether.data.formats.fields import (
     checked_prompt,
@@ -45,7 +46,7 @@ _ORIGIN = ("model", "checkpoint", "sampling", "score", "spread", "members")
 
 
 def read_answers(
-    files: str | Path | Sequence[str | Path],
+    files: Sources,
     *,
     prompts: str | Path | None = None,
     quarantine: Quarantine | None = None,

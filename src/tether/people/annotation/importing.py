@@ -23,7 +23,7 @@ from sqlmodel import Session
 from tether.core.digest import digest
 from tether.core.errors import DataError
 from tether.core.types import Comparison
-from tether.data.formats.containers import places
+from tether.data.formats.containers import Sources, places
 from tether.data.formats.json_rows import BadRow, Row
 from tether.data.sources import SNIFFED_ROWS, Quarantine, read, read_rows
 from tether.people.annotation.bridges import BRIDGES
@@ -62,7 +62,7 @@ def _format_of(row: Row) -> str:
 
 
 def read_cases(
-    files: str | Path | Sequence[str | Path],
+    files: Sources,
     *,
     format: str = "auto",
     quarantine: Quarantine | None = None,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from tether.core.budget import time_limit
 from tether.core.rundir import RunDirectory
-from tether.core.types import Alarm, Rollout, Score
+from tether.core.types import Alarm, Readings, Rollout, Score
 from tether.runner.assembly.online import OnlineStage
 from tether.settings.policy import PolicyConfig
 from tether.settings.watch import WatchSection
@@ -31,7 +31,7 @@ class Guard(Watch):
     def observe(
         self,
         step: int,
-        metrics: Mapping[str, float],
+        metrics: Readings,
         rollouts: Sequence[Rollout],
         scores: Sequence[Score],
     ) -> list[Alarm]:

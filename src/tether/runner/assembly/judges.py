@@ -12,8 +12,8 @@ from pathlib import Path
 from tether.core.digest import digest
 from tether.core.errors import RewardError
 from tether.core.keeping import own_file
-from tether.core.protocols import ChatModel, now_doing
-from tether.core.types import Prompt, Rollout, Score
+from tether.core.protocols import ChatModel, Scoring, now_doing
+from tether.core.types import Prompt, Score
 from tether.judges.cache import CachedModel
 from tether.judges.constitution import read_rubric
 from tether.judges.local import LocalChat
@@ -148,7 +148,7 @@ def text_judge(config: FunctionJudge | JudgeConfig, folder: Path) -> TextJudge:
 def score_judge(
     config: FunctionJudge | JudgeConfig,
     folder: Path,
-) -> Callable[[Sequence[Rollout]], list[Score]]:
+) -> Scoring:
     """The same judge of finished rollouts."""
     judge = text_judge(config, folder)
     return lambda rollouts: judge(

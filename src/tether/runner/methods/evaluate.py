@@ -31,7 +31,7 @@ from tether.core.rundir import (
     write_json,
     write_jsonl,
 )
-from tether.core.types import Facts, Json, Prompt, Rollout, Sampling, Score
+from tether.core.types import Facts, Json, Metrics, Prompt, Rollout, Sampling, Score
 from tether.data.seen import shared_prompts
 from tether.evaluation.decoding import control, other_temperatures
 from tether.evaluation.held_out import answers_at, column_figures, scores_by_part
@@ -480,7 +480,7 @@ def _texts(rollouts: Sequence[Rollout]) -> Json:
     }
 
 
-def _mean_parts(scores: Sequence[Score]) -> dict[str, float]:
+def _mean_parts(scores: Sequence[Score]) -> Metrics:
     known = [score.parts for score in scores if score.parts]
     return {
         key: sum(parts[key] for parts in known) / len(known) for key in (known[0] if known else ())

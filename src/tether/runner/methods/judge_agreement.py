@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from tether.core.digest import digest
 from tether.core.errors import DataError
-from tether.core.protocols import Progress
+from tether.core.protocols import Announce, Progress
 from tether.core.rundir import file_digest, read_json, write_json
 from tether.core.types import Comparison, Json
 from tether.data.sources import Quarantine, group_of
@@ -39,7 +39,7 @@ def judge_files(
     *,
     format: str = "auto",
     limit: int | None = None,
-    announce: Callable[[str], Progress] | None = None,
+    announce: Announce | None = None,
 ) -> tuple[list[Comparison], dict[str, Json]]:
     """Ask the judge of every comparison in both orders.
 

@@ -12,7 +12,7 @@ import torch
 
 from tether.core.protocols import doing
 from tether.core.rundir import RunDirectory
-from tether.core.types import Json, Problem, Prompt
+from tether.core.types import Json, Metrics, Problem, Prompt
 from tether.models.cpu.memory import memory_in_use
 from tether.rewards.limit import FailureLimit
 from tether.rollout.ahead import AheadEngine
@@ -88,7 +88,7 @@ def train(
         note_machine(run, loaded, reward=str(job.scorer))
         evaluation = held_out_measurement(job, stage, test, run, ends) if section.evaluate else None
 
-        def on_step(step: int, metrics: dict[str, float]) -> dict[str, float]:
+        def on_step(step: int, metrics: Metrics) -> Metrics:
             measured = memory_in_use()
             # at once, for it tells when servers worked by the end of the step
             if served is not None:

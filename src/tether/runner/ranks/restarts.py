@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,7 +24,7 @@ from typing import Any
 from torch.distributed import TCPStore
 
 from tether.core.errors import RunError
-from tether.core.protocols import Progress, doing
+from tether.core.protocols import Announce, Progress, doing
 from tether.core.rundir import append_jsonl
 from tether.core.stopping import Interrupted, Stopping
 from tether.core.types import Json
@@ -204,7 +204,7 @@ class Bars:
     happens to the ranks.
     """
 
-    def __init__(self, progress: Callable[[str], Progress] | None, log: Path) -> None:
+    def __init__(self, progress: Announce | None, log: Path) -> None:
         self.progress, self.log, self.start = progress, log, 0
         self.bars: dict[str, Progress] = {}
         self.reached: dict[str, int] = {}

@@ -20,7 +20,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from tether.algorithms.transfer import to_device
 from tether.core.errors import TrainingError
-from tether.core.types import Facts
+from tether.core.types import Facts, Readings
 from tether.models.quantized import bitsandbytes
 from tether.models.sharded import cut, distributed, local
 from tether.models.trunk import is_cut
@@ -140,7 +140,7 @@ class LocalLearner:
         with ordered_sums(self.masters[0].device):
             loss.backward()
 
-    def step(self) -> Mapping[str, float]:
+    def step(self) -> Readings:
         """Clip by global norm, update the masters, copy them to the weights, advance the schedule.
 
         An update whose loss or gradient is not finite changes no weight and is counted. One whose
@@ -238,7 +238,7 @@ class LocalLearner:
                 [master for _, master in self._rounded],
             )
 
-    def _skip(self, rate: float) -> Mapping[str, float]:
+    def _skip(self, rate: float) -> Readings:
         self.skipped += 1
         if self.skipped > self.config.max_skipped:
             before = (

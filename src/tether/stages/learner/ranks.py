@@ -31,12 +31,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from tether.algorithms.transfer import read_back
 from tether.core.errors import RunError, TetherError
 from tether.core.keeping import temporary_folder
-from tether.core.protocols import Engine
-from tether.core.types import Prompt, Rollout, RolloutGroup, Sampling, Score
+from tether.core.protocols import Engine, Finished, Scoring
+from tether.core.types import Metrics, Prompt, Rollout, RolloutGroup, Sampling, Score
 
 T = TypeVar("T")
 Item = TypeVar("Item")
-Scoring = Callable[[Sequence[Rollout]], list[Score]]
 COLLECTIVE = "collective"
 """The name of a thread that waits in a collective."""
 AGAIN = "Start the same command again: it goes on from the last checkpoint."
@@ -429,7 +428,7 @@ class SharedEngine:
         num_samples: int = 1,
         seed: int = 0,
         ordinals: Sequence[int] | None = None,
-        progress: Callable[[int], None] | None = None,
+        progress: Finished = None,
     ) -> list[RolloutGroup]:
         places = range(len(prompts)) if ordinals is None else ordinals
 
@@ -499,5 +498,5 @@ class FirstEngine:
         """The longest sequence that the engine takes, in tokens."""
         return self.ranks.once(lambda: self.engine.context_length)
 
-    def measured(self, step: int) -> dict[str, float]:
+    def measured(self, step: int) -> Metrics:
         return self.ranks.once(lambda: self.engine.measured(step))

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from tether.core.types import Readings
 from tether.settings.watch import WatchConfig
 from tether.stats.groups import student
 from tether.watch.monitoring.texts import Text
@@ -50,7 +51,7 @@ class View:
     """
 
     config: WatchConfig
-    metrics: Mapping[str, float]
+    metrics: Readings
     series: Mapping[str, Sequence[float]]
     phrases: Sequence[Mapping[str, Sequence[float]]]
     texts: Sequence[Text]

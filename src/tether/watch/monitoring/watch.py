@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tether.core.types import Alarm, Json, JsonValue, Rollout, Score
+from tether.core.types import Alarm, Json, JsonValue, Metrics, Readings, Rollout, Score
 from tether.settings.watch import WatchConfig
 from tether.watch.monitoring.detectors import DETECTORS, STILL_KL, Check
 from tether.watch.monitoring.texts import (
@@ -45,7 +45,7 @@ class StepFacts(NamedTuple):
     `counts` has the observations of each share, `prompts` the number of prompts, 0 if unknown.
     """
 
-    numbers: Mapping[str, float]
+    numbers: Readings
     phrases: dict[str, list[float]]
     counts: Mapping[str, int]
     prompts: int
@@ -70,7 +70,7 @@ class Watch:
 
     looks: int
     first: int
-    metrics: dict[str, float]
+    metrics: Metrics
     series: dict[str, list[float]]
     phrases: list[dict[str, list[float]]]
     course: dict[str, list[float]]
@@ -88,7 +88,7 @@ class Watch:
         self.view: View | None = None
         self.load_state({})
 
-    def _follow(self, metrics: Mapping[str, float]) -> None:
+    def _follow(self, metrics: Readings) -> None:
         """Add a step to the course of what would change, which begins anew while the learning rate
         still rises.
         """
@@ -111,7 +111,7 @@ class Watch:
     def observe(
         self,
         step: int,
-        metrics: Mapping[str, float],
+        metrics: Readings,
         rollouts: Sequence[Rollout],
         scores: Sequence[Score],
     ) -> list[Alarm]:
@@ -248,7 +248,7 @@ def _facts(
     texts: Sequence[Text],
     tokens: Tokens,
     columns: Mapping[str, Sequence[float]],
-) -> dict[str, float]:
+) -> Metrics:
     """A step's metrics as far as they are finite, and what its texts say where those are silent."""
     numbers = {
         name: float(value)
@@ -286,7 +286,7 @@ def _facts(
 
 
 def _note(
-    numbers: dict[str, float],
+    numbers: Metrics,
     name: str,
     values: Sequence[float | None],
     texts: Sequence[Text],

@@ -9,7 +9,7 @@ from tether.stats import Estimate
 from tether.watch.report.about import Judge
 from tether.watch.report.gains import gold_gain, heldout_gain, proxy_gain, spent_kl
 from tether.watch.report.narrative import control_of, rate_at_best
-from tether.watch.report.numbers import Show, bracketed, decimal, percent, signed
+from tether.watch.report.numbers import HeadAndRows, Show, bracketed, decimal, percent, signed
 from tether.watch.report.reading import SubRun, estimate, mapping, present, trend_of
 
 
@@ -107,13 +107,13 @@ def numbers_of(
     }
 
 
-def side_by_side(rows: Sequence[Mapping[str, str]]) -> tuple[list[str], list[list[str]]]:
+def side_by_side(rows: Sequence[Mapping[str, str]]) -> HeadAndRows:
     """A table without the columns in which no row has a text."""
     columns = dict.fromkeys(name for row in rows for name, text in row.items() if text)
     return [*columns], [[row.get(name, "") for name in columns] for row in rows]
 
 
-def arm_table(arms: Sequence[SubRun], judge: Judge) -> tuple[list[str], list[list[str]]]:
+def arm_table(arms: Sequence[SubRun], judge: Judge) -> HeadAndRows:
     """A row an arm; empty for a single arm."""
     rows = [{"policy": arm.title, **numbers_of(arm, judge, most=OF_ARMS)} for arm in arms]
     return side_by_side(rows if len(rows) > 1 else ())

@@ -18,6 +18,8 @@ SENTENCES: dict[str, dict[str, str]] = tomllib.loads(
 )
 """The sentences of the page, by section and name."""
 Show = Callable[[float], str]
+HeadAndRows = tuple[list[str], list[list[str]]]
+"""The cells of a table."""
 FEW = 10
 """Below this number a share is shown as a count."""
 BOOKKEEPING = frozenset(

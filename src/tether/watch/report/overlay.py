@@ -16,7 +16,7 @@ from tether.watch.report import about, figures
 from tether.watch.report.frame import HERE, fill_template, page_path, write_page
 from tether.watch.report.measures import numbers_of, side_by_side
 from tether.watch.report.narrative import Conclusion, conclusion, loop_conclusion
-from tether.watch.report.numbers import bracketed, percent
+from tether.watch.report.numbers import HeadAndRows, bracketed, percent
 from tether.watch.report.picture import best_of, multiples, rods_of_runs
 from tether.watch.report.plotting import Plot
 from tether.watch.report.reading import (
@@ -146,7 +146,7 @@ def _row(run: Laid, judge: about.Judge) -> dict[str, str]:
     }
 
 
-def _differences(laid: Sequence[Laid]) -> tuple[list[str], list[list[str]]]:
+def _differences(laid: Sequence[Laid]) -> HeadAndRows:
     """The settings that are not the same in all runs, with a column a run; "–" where a run does not
     have one.
     """

@@ -10,7 +10,7 @@ from tether.watch.report import about
 from tether.watch.report.controls import sweep_controls
 from tether.watch.report.frame import HERE, fill_template
 from tether.watch.report.narrative import Conclusion
-from tether.watch.report.numbers import SENTENCES, bracketed, has_interval
+from tether.watch.report.numbers import SENTENCES, HeadAndRows, bracketed, has_interval
 from tether.watch.report.picture import NOTHING, Rods, best_of
 from tether.watch.report.reading import SubRun
 from tether.watch.report.rollouts import packed, packed_rollouts
@@ -174,7 +174,7 @@ def _verdict(sweep: Sweep, measures: Sequence[Measured]) -> Conclusion:
     return Conclusion("open", headline.format(setting=title, gain=mean), sentences)
 
 
-def _table(sweep: Sweep, measures: Sequence[Measured]) -> tuple[list[str], list[list[str]]]:
+def _table(sweep: Sweep, measures: Sequence[Measured]) -> HeadAndRows:
     """A row a setting: how many runs, and each number's mean with its interval."""
     rows = [
         [

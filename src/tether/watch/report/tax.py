@@ -11,7 +11,7 @@ from typing import NamedTuple
 from tether.stats import Estimate
 from tether.watch.report.evaluators import by_importance, figure_words, last_figures
 from tether.watch.report.gains import spent_kl
-from tether.watch.report.numbers import bracketed, decimal, percent, signed
+from tether.watch.report.numbers import HeadAndRows, bracketed, decimal, percent, signed
 from tether.watch.report.reading import SubRun, printable
 from tether.watch.report.sweeps import Measured, Sweep, is_ability, percentage_points
 
@@ -65,7 +65,7 @@ def tax_rows(policies: Sequence[SubRun], stages: Sequence[SubRun]) -> list[list[
     ]
 
 
-def sweep_tax(sweep: Sweep) -> tuple[list[str], list[list[str]]]:
+def sweep_tax(sweep: Sweep) -> HeadAndRows:
     """A row an ability and setting: means over its runs with their intervals."""
     read = {one.label: taxes(one.policy, one.journey.stages) for one in sweep.members}
     names = by_importance(dict.fromkeys(name for own in read.values() for name in own))

@@ -22,7 +22,7 @@ from tether.core.keeping import entries
 from tether.core.lines import Lines
 from tether.core.protocols import Tracker
 from tether.core.rundir import RECORDS, is_control, read_json, write_json
-from tether.core.types import Facts, Json
+from tether.core.types import Facts, Json, Metrics
 from tether.evaluation.peaks import without_none
 from tether.settings.tracking import TrackerName
 from tether.watch.tracking.trackers import EVENTS, TrackedRun, check_trackers, start_tracker
@@ -266,7 +266,7 @@ def group_label(name: TrackerName, root: Path) -> str:
     return f"{root.name}-{state['own']}"
 
 
-def numbers_in(values: Facts, above: str = "") -> dict[str, float]:
+def numbers_in(values: Facts, above: str = "") -> Metrics:
     """The numbers in JSON, by their keys and those of the tables that they lie in: `a/b`."""
     from transformers.utils import flatten_dict
 
@@ -278,7 +278,7 @@ def numbers_in(values: Facts, above: str = "") -> dict[str, float]:
     }
 
 
-def measured_means(row: Json) -> dict[str, float]:
+def measured_means(row: Json) -> Metrics:
     """A measurement on held-out prompts: the mean of each column of scores, under the names that
     metrics have.
     """

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tether.core.errors import require
 from tether.core.protocols import Tracker
-from tether.core.types import Json
+from tether.core.types import Json, Readings
 from tether.settings.tracking import TrackerName
 
 EVENTS = "TENSORBOARD_LOGGING_DIR"
@@ -75,7 +75,7 @@ class TensorBoard:
         if run.id is None:
             self.writer.add_text("config", f"```json\n{json.dumps(run.config, indent=2)}\n```", 0)
 
-    def log(self, metrics: Mapping[str, float], step: int, at: float) -> None:
+    def log(self, metrics: Readings, step: int, at: float) -> None:
         for name, value in metrics.items():
             self.writer.add_scalar(name, value, step, walltime=at)
         self.writer.flush()
@@ -112,7 +112,7 @@ class Wandb:
     ) -> None:
         self.run, self.table, self.warning, self.id = run, table, warning, run.id
 
-    def log(self, metrics: Mapping[str, float], step: int, at: float) -> None:
+    def log(self, metrics: Readings, step: int, at: float) -> None:
         self.run.log({**metrics}, step=step)
 
     def samples(self, rows: Sequence[Json], step: int) -> None:
@@ -199,7 +199,7 @@ class MLflow:
         ).info.run_id
         self.client.log_dict(self.id, run.config, "config.json")
 
-    def log(self, metrics: Mapping[str, float], step: int, at: float) -> None:
+    def log(self, metrics: Readings, step: int, at: float) -> None:
         values = [
             self.entities.Metric(name, value, int(at * 1000), step)
             for name, value in metrics.items()
