@@ -26,7 +26,7 @@ from tether.cli.terminal.bars import FINISHED, OnStep, bars
 from tether.cli.terminal.console import Terminal, print_error
 from tether.core.errors import ConfigError
 from tether.core.stopping import Interrupted
-from tether.core.types import Facts, Json
+from tether.core.types import Entries, Facts, Json
 from tether.rewards.calling import in_place
 from tether.runner.call import folder_of, recipe_of
 from tether.runner.start import start_run
@@ -177,7 +177,7 @@ def _as_text(value: object) -> object:
 
 
 def run(
-    recipe: str | Path | Mapping[str, object],
+    recipe: str | Path | Entries,
     *overrides: str,
     budget: float | Mapping[str, float] | None = None,
     on_step: OnStep | None = None,

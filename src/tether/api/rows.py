@@ -15,7 +15,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from tether.core.errors import STOPS, ConfigError, DataError, TetherError, error_words
-from tether.core.types import Json, JsonValue, Problem, Prompt
+from tether.core.types import Entries, Json, JsonValue, Problem, Prompt
 from tether.data.formats.arrow import without_added_nulls
 from tether.data.formats.json_tables import no_column_twice, rows_of_columns
 from tether.rewards.surroundings import surroundings
@@ -102,7 +102,7 @@ def _is_data_set(value: object) -> bool:
     )
 
 
-def _table(given: Any, name: str) -> Iterable[Mapping[str, object]] | None:
+def _table(given: Any, name: str) -> Iterable[Entries] | None:
     """The rows of a frame or a table as dicts; None if it is something else."""
     if hasattr(given, "iterrows"):  # pandas; an index with a name is a column
         frame = (
@@ -184,7 +184,7 @@ def _row(row: Any, where: str) -> Json:
     )
 
 
-def _fields_of(row: object) -> Callable[[], Mapping[str, object]] | None:
+def _fields_of(row: object) -> Callable[[], Entries] | None:
     """The method of a named tuple or of a pydantic model that gives its fields as a dict."""
     return next(
         (getattr(row, name) for name in ("_asdict", "model_dump") if hasattr(type(row), name)),

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 from tether.core.types import (
     Alarm,
     Conversation,
+    Entries,
     Json,
     Message,
     Metrics,
@@ -101,7 +102,7 @@ class Stateful(Protocol):
     """State beyond weights that an object carries from one step to the next. Checkpoints hold it."""
 
     def state(self) -> Json: ...
-    def load_state(self, values: Mapping[str, object]) -> None: ...
+    def load_state(self, values: Entries) -> None: ...
 
 
 @runtime_checkable

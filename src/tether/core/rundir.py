@@ -42,7 +42,7 @@ from tether.core.digest import digest
 from tether.core.errors import MissingFileError, RunError
 from tether.core.keeping import entries, flush_all, make_folder, own_file, write_whole
 from tether.core.secrets import redact_addresses, redact_value
-from tether.core.types import Alarm, Facts, Json, JsonValue
+from tether.core.types import Alarm, Entries, Facts, Json, JsonValue
 
 ENGINE = "engine"
 """Of a config: what samples. It may change from one start to the next, and its folder holds no
@@ -118,12 +118,12 @@ def write_json(path: str | Path, value: object) -> None:
     write_whole(Path(path), _json(value, indent=2))
 
 
-def write_jsonl(path: str | Path, rows: Iterable[Mapping[str, object]]) -> None:
+def write_jsonl(path: str | Path, rows: Iterable[Entries]) -> None:
     """The same for a JSON object a line."""
     write_whole(Path(path), b"".join(map(_json, rows)))
 
 
-def append_jsonl(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
+def append_jsonl(path: Path, rows: Iterable[Entries]) -> None:
     """Add lines; a last one that was cut by a crash goes."""
     with own_file(path) as file:
         if size := file.seek(0, os.SEEK_END):
@@ -223,7 +223,7 @@ def missing_run(run: Path) -> MissingFileError:
     return MissingFileError(text.rstrip())
 
 
-def is_control(row: Mapping[str, object]) -> bool:
+def is_control(row: Entries) -> bool:
     """True if a row of heldout.jsonl measures a control of decoding: another temperature, or the
     best of n of the start.
     """
@@ -240,7 +240,7 @@ class RunDirectory:
     def open(
         cls,
         path: str | Path,
-        config: Mapping[str, object],
+        config: Entries,
         **manifest: object,
     ) -> RunDirectory:
         """Create the folder, or continue it.
@@ -311,19 +311,19 @@ class RunDirectory:
     def complete(self) -> bool:
         return (self.path / "summary.json").is_file()
 
-    def log(self, metrics: Mapping[str, object], step: int) -> None:
+    def log(self, metrics: Entries, step: int) -> None:
         """Append one line to metrics.jsonl."""
         append_jsonl(self.path / "metrics.jsonl", [{"step": step, "time": time.time(), **metrics}])
 
-    def sample(self, rows: Iterable[Mapping[str, object]]) -> None:
+    def sample(self, rows: Iterable[Entries]) -> None:
         """Append texts to samples.jsonl."""
         append_jsonl(self.path / "samples.jsonl", rows)
 
-    def note_tokens(self, rows: Iterable[Mapping[str, object]]) -> None:
+    def note_tokens(self, rows: Iterable[Entries]) -> None:
         """Append the numbers of samples' tokens to tokens.jsonl."""
         append_jsonl(self.path / TOKENS, rows)
 
-    def hold_out(self, row: Mapping[str, object]) -> None:
+    def hold_out(self, row: Entries) -> None:
         """Append the scores of one measurement on held-out prompts to heldout.jsonl."""
         append_jsonl(self.path / "heldout.jsonl", [row])
 
@@ -400,7 +400,7 @@ class RunDirectory:
         if (self.path / "manifest.json").is_file():
             self.update_manifest(steps=steps)
 
-    def finish(self, summary: Mapping[str, object]) -> None:
+    def finish(self, summary: Entries) -> None:
         """Write summary.json; its presence says that the run is complete, and all of it on the
         disk.
         """

@@ -17,6 +17,8 @@ Json = dict[str, Any]
 """An object of JSON whose keys are free: settings, metadata, summaries."""
 Facts = Mapping[str, Any]
 """An object of JSON that is only read."""
+Entries = Mapping[str, object]
+"""Values by name, only read, of which nothing is known yet."""
 JsonValue = Any
 """A value of JSON of any kind: an object, a list, a text, a number, a truth value or None."""
 Metrics = dict[str, float]

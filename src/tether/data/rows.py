@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tether.core.protocols import RewardSource
 from tether.core.rundir import write_jsonl
-from tether.core.types import Comparison, Conversation, Demonstration, Json, RolloutGroup, Score
+from tether.core.types import (
+    Comparison,
+    Conversation,
+    Demonstration,
+    Entries,
+    Json,
+    RolloutGroup,
+    Score,
+)
 from tether.data.formats.json_rows import fault
 from tether.data.formats.messages import read_message
 from tether.data.sources import Quarantine
@@ -18,7 +26,7 @@ def turn_rows(conversation: Conversation) -> list[Json]:
     return [turn.as_row() | ({"tools": turn.tools} if turn.tools else {}) for turn in conversation]
 
 
-def turns_of(rows: Sequence[Mapping[str, object]]) -> Conversation:
+def turns_of(rows: Sequence[Entries]) -> Conversation:
     """The conversation that `turn_rows` was given."""
     return tuple(turn for row in rows for turn in read_message(row, "messages"))
 

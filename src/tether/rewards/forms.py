@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tether.core.errors import RewardError
 from tether.core.once import once
-from tether.core.types import Prompt
+from tether.core.types import Entries, Prompt
 from tether.settings.rewards import Shape
 
 Function = Callable[[Sequence[Prompt], Sequence[str]], object]
@@ -98,7 +98,7 @@ def check_arguments(function: Function, prompts: Iterable[Prompt]) -> None:
         raise fault
 
 
-def _check_needed(parameters: Mapping[str, inspect.Parameter], given: Mapping[str, object]) -> None:
+def _check_needed(parameters: Mapping[str, inspect.Parameter], given: Entries) -> None:
     """Refuse a call without an argument that the function needs.
 
     Raises:

@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from tether.core.types import Facts, Json, JsonValue
+from tether.core.types import Entries, Facts, Json, JsonValue
 from tether.settings.needs import unmet
 
 RECIPE = "recipe"
@@ -77,7 +77,7 @@ class Config(BaseModel):
         return value
 
     @classmethod
-    def preset(cls, given: Mapping[str, object]) -> Facts:
+    def preset(cls, given: Entries) -> Facts:
         """Defaults that depend on what is given; they come before those of the fields."""
         return {}
 

@@ -8,7 +8,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
-from tether.core.types import JsonValue
+from tether.core.types import Entries, JsonValue
 from tether.settings.stages import STAGES, making
 from tether.settings.synonyms import (
     KEYS,
@@ -90,7 +90,7 @@ def _phrase(
 def key_hint(
     kind: type[BaseModel],
     place: tuple[object, ...],
-    values: Mapping[str, object],
+    values: Entries,
     given: object,
 ) -> str:
     """A guess at the key that was meant: another library's word, a key of another table, a slip of
@@ -179,7 +179,7 @@ def _meant(
     kind: type[BaseModel],
     outer: Sequence[object],
     word: str,
-    values: Mapping[str, object],
+    values: Entries,
 ) -> list[str]:
     """The possible keys for a word: around here, else in the stages that the recipe has, else in
     any stage.

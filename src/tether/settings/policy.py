@@ -5,12 +5,12 @@ The methods are independent switches, and presets that name their combinations.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
-from tether.core.types import Facts, Json, Sampling
+from tether.core.types import Entries, Facts, Json, Sampling
 from tether.settings.config import FromOne, Probability, UpToOne
 from tether.settings.kl import KLConfig
 from tether.settings.learner import MicroBatchTokens, OptimizerConfig, Rates, TrainedConfig
@@ -323,7 +323,7 @@ class PolicyConfig(SampledConfig):
     optimizer: OptimizerConfig = Field(default=TO_ZERO, description="AdamW and its learning rate")
 
     @classmethod
-    def preset(cls, given: Mapping[str, object]) -> Facts:
+    def preset(cls, given: Entries) -> Facts:
         """Settings of the published method."""
         name = given.get("algorithm", cls.model_fields["algorithm"].default)
         return PRESETS.get(name, {}) if isinstance(name, str) else {}

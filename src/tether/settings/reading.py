@@ -15,7 +15,7 @@ from pydantic import (
 from tether.core.command import command_line
 from tether.core.errors import ConfigError, MissingFileError
 from tether.core.rundir import nearby
-from tether.core.types import Json
+from tether.core.types import Entries, Json
 from tether.settings.config import RECIPE, Config, ConfigT
 from tether.settings.messages import explain
 from tether.settings.stages import STAGES
@@ -80,7 +80,7 @@ def load_recipe(path: str | Path, kind: type[ConfigT], overrides: Sequence[str] 
 
 def build(
     kind: type[ConfigT],
-    values: Mapping[str, object],
+    values: Entries,
     overrides: Sequence[str] = (),
     where: str = "config",
 ) -> ConfigT:

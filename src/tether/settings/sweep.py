@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import product
 
 from tether.core.errors import ConfigError
-from tether.core.types import Json, JsonValue
+from tether.core.types import Entries, Json, JsonValue
 
 PER_RUN = ("run", "sweep", "track", "on", "learner", "budget")
 """Keys of the whole run, which a sweep cannot vary."""
@@ -20,12 +20,12 @@ MOST = 10_000
 _PLAIN = re.compile(r"[\w.=,+-]{1,100}")
 
 
-def swept(table: Mapping[str, object]) -> dict[str, list[JsonValue]]:
+def swept(table: Entries) -> dict[str, list[JsonValue]]:
     """Values by dotted key: `{"ppo": {"gamma": [1, 0.9]}}` is `{"ppo.gamma": [1, 0.9]}`."""
     return dict(_pairs(table))
 
 
-def _pairs(table: Mapping[str, object]) -> Iterator[tuple[str, JsonValue]]:
+def _pairs(table: Entries) -> Iterator[tuple[str, JsonValue]]:
     for key, values in table.items():
         if isinstance(values, Mapping):
             yield from ((f"{key}.{inner}", choices) for inner, choices in _pairs(values))
@@ -34,7 +34,7 @@ def _pairs(table: Mapping[str, object]) -> Iterator[tuple[str, JsonValue]]:
 
 
 def sweep_faults(
-    table: Mapping[str, object],
+    table: Entries,
     missing: Collection[str],
     *,
     timed: bool = False,
@@ -76,7 +76,7 @@ def sweep_faults(
                 break
 
 
-def combinations(table: Mapping[str, object]) -> Iterator[tuple[str, Json]]:
+def combinations(table: Entries) -> Iterator[tuple[str, Json]]:
     """Every combination: its folder's name, and the value of each key in the order of the table.
 
     No two have one name, although names lack the quotes of texts: 1 and "1" are two values.
@@ -156,7 +156,7 @@ def _is_toml(text: str) -> bool:
         return False
 
 
-def idle_override(table: Mapping[str, object], overrides: Sequence[str]) -> str:
+def idle_override(table: Entries, overrides: Sequence[str]) -> str:
     """The sentence on an override of a key that the sweep varies; empty: there is none."""
     for word in overrides:
         key = word.partition("=")[0].strip().lstrip("-")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-from tether.core.types import Json, JsonValue
+from tether.core.types import Entries, Json, JsonValue
 
 
 class Cells(Json):
@@ -17,7 +17,7 @@ class Cells(Json):
 
     __slots__ = ("_left_out", "_read")
 
-    def __init__(self, row: Mapping[str, object]) -> None:
+    def __init__(self, row: Entries) -> None:
         super().__init__(row)
         self._read: set[str] = set()
         self._left_out: list[str] = []
@@ -125,7 +125,7 @@ def without_cells(value: object) -> JsonValue:
     return [without_cells(item) for item in value] if isinstance(value, list) else value
 
 
-def leave_out(row: Mapping[str, object], *names: str) -> None:
+def leave_out(row: Entries, *names: str) -> None:
     """Name parts of a row that a reader read and did not use, where the row records such things."""
     if isinstance(row, Cells):
         for name in names:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from tether.core.errors import DataError
 from tether.core.once import once
-from tether.core.types import Facts, JsonValue
+from tether.core.types import Entries, Facts, JsonValue
 from tether.data.formats.folders import SPLIT_OF
 from tether.data.formats.json_rows import BadRow, Numbered, Row
 
@@ -106,7 +106,7 @@ def _of_frame(whole: Row) -> list[Row] | None:
     ]
 
 
-def _of_columns(whole: Mapping[str, object], where: str) -> list[Row] | None:
+def _of_columns(whole: Entries, where: str) -> list[Row] | None:
     try:
         return rows_of_columns(whole)
     except DataError as error:

@@ -31,7 +31,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import starmap
 
 from tether.core.errors import DataError
-from tether.core.types import Annotation, Comparison, Conversation, assistant, user
+from tether.core.types import Annotation, Comparison, Conversation, Entries, assistant, user
 from tether.data.formats import fields
 from tether.data.formats.conversations import PROMPTS, TURNS_BEFORE, marked_turns
 from tether.data.formats.json_rows import Row
@@ -85,7 +85,7 @@ class RowVerdict:
     probability: float | None = None
     tie: bool | None = None
     models: Sequence[object] = ()
-    facts: Mapping[str, object] = field(default_factory=dict)
+    facts: Entries = field(default_factory=dict)
 
 
 def compared(

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from tether.core.errors import DataError
-from tether.core.types import ChatRole, Conversation, Facts, JsonValue, Message
+from tether.core.types import ChatRole, Conversation, Entries, Facts, JsonValue, Message
 from tether.data.formats.json_rows import Row, kind_name
 from tether.data.formats.table import LISTS, word_lists
 from tether.data.formats.values import (
@@ -206,13 +206,13 @@ def with_thoughts(messages: Iterable[Message]) -> Conversation:
     return tuple(turns)
 
 
-def _peek(item: Mapping[str, object], key: str) -> JsonValue:
+def _peek(item: Entries, key: str) -> JsonValue:
     """A value without reading it; None where it is missing."""
     value = dict.get(item, key) if isinstance(item, dict) else item.get(key)
     return None if missing(value) else value
 
 
-def _first(item: Mapping[str, object], keys: Iterable[str]) -> JsonValue:
+def _first(item: Entries, keys: Iterable[str]) -> JsonValue:
     """The value of the first key that has one."""
     for key in keys:
         if key in item and _peek(item, key) is not None:
@@ -324,7 +324,7 @@ def _add_part(
 
 
 def _is_trained(
-    item: Mapping[str, object],
+    item: Entries,
     role: ChatRole,
     name: str,
 ) -> bool:

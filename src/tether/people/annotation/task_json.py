@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 
 from tether.core.errors import DataError
-from tether.core.types import Annotation, Comparison, Conversation, Facts, Json, JsonValue
+from tether.core.types import Annotation, Comparison, Conversation, Entries, Facts, Json, JsonValue
 from tether.data.formats.fields import (
     as_text,
     attempt,
@@ -196,7 +196,7 @@ def case_row(case: Case, label: Comparison, store: str) -> Json:
     return record_row(label) | {"annotations": votes}
 
 
-def has_votes(row: Mapping[str, object]) -> bool:
+def has_votes(row: Entries) -> bool:
     """True for a comparison whose votes are those of `case_row`."""
     votes = row.get("annotations") if row.keys() >= {"chosen", "rejected"} else None
     return isinstance(votes, list) and any(
@@ -264,7 +264,7 @@ def unpacked_case(packed: object, tool: str) -> ReadCase:
     )
 
 
-def foreign_case(values: Mapping[str, object], fields: Sequence[str]) -> Case:
+def foreign_case(values: Entries, fields: Sequence[str]) -> Case:
     """A case that was not made here, its prompt and its answers in these fields.
 
     Raises:
@@ -289,7 +289,7 @@ def foreign_case(values: Mapping[str, object], fields: Sequence[str]) -> Case:
     return Case(one, other, strategy="imported", details={"metadata": rest})
 
 
-def field_names(values: Mapping[str, object]) -> tuple[str, str, str]:
+def field_names(values: Entries) -> tuple[str, str, str]:
     """The usual names of a prompt and of two answers, as far as these values have them.
 
     Raises:
@@ -303,7 +303,7 @@ def field_names(values: Mapping[str, object]) -> tuple[str, str, str]:
     return prompts[0], sides[0], sides[1]
 
 
-def has_fields(values: Mapping[str, object]) -> bool:
+def has_fields(values: Entries) -> bool:
     """True if these values have a prompt and two answers by their usual names."""
     try:
         return bool(field_names(values))
@@ -311,7 +311,7 @@ def has_fields(values: Mapping[str, object]) -> bool:
         return False
 
 
-def origin_of(values: Mapping[str, object]) -> Origin:
+def origin_of(values: Entries) -> Origin:
     """The origin of an answer, as far as these values tell it, by the names of the fields of
     `Answer`.
 

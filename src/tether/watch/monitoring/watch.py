@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tether.core.types import Alarm, Json, JsonValue, Metrics, Readings, Rollout, Score
+from tether.core.types import Alarm, Entries, Json, JsonValue, Metrics, Readings, Rollout, Score
 from tether.settings.watch import WatchConfig
 from tether.watch.monitoring.detectors import DETECTORS, STILL_KL, Check
 from tether.watch.monitoring.texts import (
@@ -125,7 +125,7 @@ class Watch:
     def observe_texts(
         self,
         step: int,
-        metrics: Mapping[str, object],
+        metrics: Entries,
         texts: Sequence[Text],
     ) -> list[Alarm]:
         """Take in one step of which only metrics and texts are at hand."""
@@ -244,7 +244,7 @@ class Watch:
 
 
 def _facts(
-    metrics: Mapping[str, object],
+    metrics: Entries,
     texts: Sequence[Text],
     tokens: Tokens,
     columns: Mapping[str, Sequence[float]],
