@@ -173,3 +173,14 @@ def verifiers_sums():
                 yield Sum(verifiers.TaskData(name=str(n % 10), prompt=f"{n} mod 10?"))
 
     return Sums(verifiers.TasksetConfig())
+
+
+class Echoing:
+    """Says the number of the turn."""
+
+    def reset(self, task):
+        self.turn = 0
+
+    def step(self, message):
+        self.turn += 1
+        return f"Turn {self.turn}.", 0.5, False

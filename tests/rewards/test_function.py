@@ -4,6 +4,7 @@ ends the run in order.
 
 import json
 import math
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -18,7 +19,7 @@ from tether.core.types import Prompt, Rollout, Sampling, Score, StopReason, user
 from tether.rewards.control import RandomReward
 from tether.rewards.function import FunctionReward
 from tether.rewards.limit import FailureLimit
-from tether.rewards.loading import load_function
+from tether.rewards.loading import load_function, load_object
 from tether.rewards.returned import scores_of, whole_groups
 from tether.runner.assembly.online import online_stage
 from tether.runner.run import run_recipe
@@ -422,3 +423,21 @@ def test_too_many_failures_end_it_with_a_checkpoint_from_which_it_goes_on(tmp_pa
     mended = recipe(tmp_path, GOOD, **how)
     run_recipe(mended, ["grpo"])
     assert [row["step"] for row in read_jsonl(f"{mended.run}/grpo/metrics.jsonl")] == [1, 2, 3, 4]
+
+
+def test_a_file_may_define_dataclasses(tmp_path):
+    """They look their module up by its name."""
+    file = tmp_path / "json.py"
+    file.write_text(
+        "from __future__ import annotations\n"
+        "from dataclasses import dataclass\n"
+        "@dataclass\n"
+        "class Pair:\n"
+        "    first: int\n"
+        "def reward(prompts, responses):\n"
+        "    return [Pair(len(one)).first for one in responses]\n",
+        encoding="utf-8",
+    )
+    before = sys.modules["json"]
+    assert load_object(f"{file}:reward", "reward")([], ["four"]) == [4]
+    assert sys.modules["json"] is before

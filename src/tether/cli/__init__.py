@@ -13,6 +13,7 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from tether import __version__
 from tether.cli import (
+    env,
     evaluate,
     examine,
     journeys,
@@ -78,7 +79,7 @@ class Commands(_Group):
         return super().resolve_command(ctx, [name, *args[1:]] if name in self.commands else args)
 
 
-GROUPS = {"data": ("inspect",), "prefs": prefs.COMMANDS}
+GROUPS = {"data": ("inspect",), "env": ("try",), "prefs": prefs.COMMANDS}
 PANELS = {
     "Train": "quickstart sft reward process direct dpo kto ppo grpo reinforce rloo best-of-n "
     "online-direct rounds",
@@ -86,7 +87,7 @@ PANELS = {
     "Preferences": "pairs prefs",
     "Judge": "evaluate duel judge constitution reward-bench",
     "Look": "watch dashboard chat generate report export",
-    "Run": "new recipes explain plan run sweep resume doctor info engine rewards",
+    "Run": "new recipes explain plan run sweep resume doctor info engine rewards env",
     "Research": "prove sycophancy",
     "Learn": "lab",
 }
@@ -109,7 +110,8 @@ prefs_app = typer.Typer(
     help="Let people judge which answer is better, and export their judgments.",
     **LOOK,
 )
-for name, group in (("data", data_app), ("prefs", prefs_app)):
+env_app = typer.Typer(cls=_Group, help="Play an environment before training in it.", **LOOK)
+for name, group in (("data", data_app), ("prefs", prefs_app), ("env", env_app)):
     app.add_typer(group, name=name, rich_help_panel=PANEL_OF[name])
 
 
@@ -149,6 +151,7 @@ for name, command in (
 ):  # fmt: skip
     _add(name, command)
 data_app.command("inspect", cls=_Command)(examine.inspect)
+env_app.command("try", cls=_Command)(env.try_environment)
 for name, command in prefs.COMMANDS.items():
     prefs_app.command(name, cls=_Command)(command)
 

@@ -8,6 +8,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import sys
 import textwrap
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -143,8 +144,9 @@ def _imported(place: str) -> ModuleType:
 @functools.cache
 def _module(path: Path, modified: int) -> ModuleType:
     """The module in a file, executed again where the file has changed since."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    spec = importlib.util.spec_from_file_location(str(path), path)
     assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    # by a name that no other module has; dataclasses look it up
+    sys.modules[str(path)] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
