@@ -196,10 +196,13 @@ class Trial:
         self.measure("GRPO, a tool that lies", policy, Lying)
         share = self.seconds["GRPO"] / self.seconds["SFT"]
         more = mixed(
-            ["2 numbers", "3 numbers"], round(share * self.sizes.demonstrations), random.Random(-1)
+            ["2 numbers", "3 numbers"],
+            round(share * self.sizes.demonstrations),
+            random.Random(-1),
         )
         self.measure(
-            "SFT, as long", self.timed("SFT, as long", partial(self.sft, "long", sft, more))
+            "SFT, as long",
+            self.timed("SFT, as long", partial(self.sft, "long", sft, more)),
         )
         arms = {
             "GRPO, random reward": partial(self.grpo, "random", sft, tasks, Random),
@@ -216,7 +219,7 @@ class Trial:
         self.seconds[name] = time.perf_counter() - began
         return folder
 
-    def sft(self, name: str, start: object, shown: Sequence[Product]) -> str:
+    def sft(self, name: str, start: Any, shown: Sequence[Product]) -> str:
         folder = str(self.folder / name)
         rows = [one.demonstration for one in shown]
         tether.sft(start, rows, run=folder, epochs=1, batch_size=16, seed=self.seed)
@@ -422,7 +425,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--folder", type=Path, help="of the runs; else one that goes at the end")
     parser.add_argument(
-        "--smoke", action="store_true", help="sizes that mean nothing; keep nothing"
+        "--smoke",
+        action="store_true",
+        help="sizes that mean nothing; keep nothing",
     )
     parser.add_argument("--table", action="store_true", help="print the recorded result")
     given = parser.parse_args()

@@ -292,7 +292,8 @@ PUBLISHED = (
     Published(lambda one: hasattr(one, "init"), SkyRL),
     Published(lambda one: hasattr(one, "exchange"), OpenEnv),
     Published(
-        lambda one: "timeout_s" in _arguments(one, "step"), lambda one: OpenEnv(OpenEnvHere(one))
+        lambda one: "timeout_s" in _arguments(one, "step"),
+        lambda one: OpenEnv(OpenEnvHere(one)),
     ),
     Published(lambda one: "seed" in _arguments(one, "reset"), Gymnasium),
     Published(_has_tools, ToolClass),

@@ -43,7 +43,7 @@ def schemas(functions: Sequence[Callable[..., object]]) -> str:
     for function in functions:
         try:
             rows.append(
-                function.schema if isinstance(function, McpTool) else get_json_schema(function)
+                function.schema if isinstance(function, McpTool) else get_json_schema(function),
             )
         except Exception as error:
             raise ConfigError(
