@@ -19,6 +19,7 @@ from tether.rollout.drawn import Drawn
 from tether.rollout.episodes import EpisodeEngine
 from tether.rollout.local import LocalEngine
 from tether.settings.environment import EpisodeLimits
+from tether.stages.rollouts import sample_metrics
 
 TASKS = [Prompt((user(text),), text) for text in ("one", "two")]
 SAMPLING = Sampling(max_new_tokens=64)
@@ -346,7 +347,8 @@ def test_calls_are_run_and_wrong_ones_are_answered_with_their_fault():
         tools=schemas([add]),
         template=CHATML,
     )
-    for rollout in play(engine):
+    played = play(engine)
+    for rollout in played:
         said = [turn.content for turn in rollout.turns if turn.role == "tool"]
         assert said[0] == "5"
         faults = [json.loads(text)["error"] for text in said[1:]]
@@ -360,6 +362,10 @@ def test_calls_are_run_and_wrong_ones_are_answered_with_their_fault():
         parts = rollout.outcome.reason
         assert "no reward" in parts
         assert '"add"' in engine.encoder.decode(rollout.prompt_ids)
+    # the third of five replies cannot be read, whatever scores them
+    for scores in ([Score(1.0)] * len(played), [Score(None, reason="none")] * len(played)):
+        measured = sample_metrics(played, scores)
+        assert (measured["episode/turns"], measured["episode/unread_calls"]) == (5, 0.2)
 
 
 def test_a_template_without_calls_is_refused():

@@ -80,7 +80,8 @@ def metrics(run):
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_every_stage_that_samples_learns_from_episodes(folder, stage):
-    run = tether.run(recipe(stage, {"call": "guess.py:Guess", "turns": 4}), progress=False)
+    settings = recipe(stage, {"call": "guess.py:Guess", "turns": 4}, sample_rows=8)
+    run = tether.run(settings, progress=False)
     rows = metrics(run)
     assert len(rows) == 3
     for row in rows:
@@ -88,6 +89,11 @@ def test_every_stage_that_samples_learns_from_episodes(folder, stage):
         assert -0.4 < row["reward/proxy"] < 1
     samples = list(read_jsonl(run.path / stage / "samples.jsonl"))
     assert any("[user] no " in row["response"] for row in samples)
+    for number, row in enumerate(rows, 1):
+        own = [one for one in samples if one["step"] == number]
+        answers = sum(one["response"].count("[user] no ") for one in own)
+        assert len(own) == 8 and row["episode/turns"] == 1 + answers / 8
+        assert row["episode/unread_calls"] == 0
 
 
 def test_rewards_of_single_turns_reach_their_tokens(folder):

@@ -85,9 +85,9 @@ class _Episode:
     @property
     def outcome(self) -> Score:
         """The sum of the replies' rewards; failed where the environment failed, or gave none."""
-        if self.failure or not self.rewards:
-            return Score(None, reason=self.failure or "the environment gave no reward")
         parts = {"turns": len(self.spans), "calls": self.calls, "unread_calls": self.unread}
+        if self.failure or not self.rewards:
+            return Score(None, parts, self.failure or "the environment gave no reward")
         return Score(sum(reward for _, reward in self.rewards), parts, steps=self.rewards)
 
 

@@ -322,7 +322,7 @@ def deal(counts: Sequence[bool], group_size: int, parts: int, seed: str) -> list
 def sample_metrics(rollouts: Sequence[Rollout], scores: Sequence[Score]) -> Metrics:
     """The metrics that need no pass through a model."""
     values = [score.value for score in scores if score.value is not None]
-    return {
+    metrics = {
         "reward/proxy": statistics.fmean(values) if values else math.nan,
         "reward/proxy_std": statistics.pstdev(values) if values else math.nan,
         "reward/failed": float(len(scores) - len(values)),
@@ -330,6 +330,13 @@ def sample_metrics(rollouts: Sequence[Rollout], scores: Sequence[Score]) -> Metr
         "response/stop_rate": statistics.fmean(float(r.finished) for r in rollouts),
         "response/distinct_2": distinct(rollouts),
     }
+    if episodes := [rollout.outcome.parts for rollout in rollouts if rollout.outcome]:
+        turns, unread = (
+            statistics.fmean(parts[name] for parts in episodes)
+            for name in ("turns", "unread_calls")
+        )
+        metrics |= {"episode/turns": turns, "episode/unread_calls": unread / turns}
+    return metrics
 
 
 def distinct(rollouts: Sequence[Rollout]) -> float:
