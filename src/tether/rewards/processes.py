@@ -86,6 +86,7 @@ class EnvironmentProcesses:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
+        self.server.recv(1)  # the user's file is imported: no episode waits for that
 
     def __call__(self, *_: Json) -> EnvironmentProcess:
         return EnvironmentProcess(self.server)
@@ -94,13 +95,15 @@ class EnvironmentProcesses:
 def serve_environments(make: Maker, server: socket.socket) -> None:
     """Fork a process for each socket that arrives; end with the process that sends them."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    server.sendall(b".")
     while True:
         _, handles, _, _ = socket.recv_fds(server, 1, 1)
         if not handles:
             os.killpg(0, signal.SIGKILL)
         if os.fork() == 0:
             server.close()
-            play(make, socket.socket(fileno=handles[0]))
+            with suppress(OSError):  # whoever had it has let go of it
+                play(make, socket.socket(fileno=handles[0]))
             os._exit(0)
         os.close(handles[0])
 
