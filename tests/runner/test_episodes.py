@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+from tests.runner.killed import engine_server
 
 import tether
 from tether.core.rundir import read_jsonl
@@ -146,6 +147,24 @@ def test_a_run_that_was_interrupted_plays_the_same_episodes(folder):
     assert one == other
 
 
+def test_a_server_plays_the_episodes_that_this_process_plays(folder):
+    """The server decodes each conversation alone, as a group of one does here."""
+    address = engine_server(folder)
+    environment = {"call": "guess.py:Guess", "turns": 3}
+    sizes = {"prompts_per_step": 1, "samples_per_prompt": 2, "steps": 2}
+    engine = {"kind": "served", "addresses": [address]}
+    runs = [
+        tether.run(
+            {**recipe("grpo", environment, **sizes, **settings), "run": name},
+            progress=False,
+        )
+        for name, settings in (("here", {}), ("served", {"engine": engine}))
+    ]
+    here, served = (list(read_jsonl(run.path / "grpo" / "samples.jsonl")) for run in runs)
+    assert [row["response"] for row in here] == [row["response"] for row in served]
+    assert any(len(row["response"]) > 20 for row in here)
+
+
 @pytest.mark.parametrize(
     ("environment", "further", "words"),
     [
@@ -156,7 +175,6 @@ def test_a_run_that_was_interrupted_plays_the_same_episodes(folder):
         ({"tools": ["guess.py:length"]}, {"function": {"call": "guess.py:length"}}, "docstring"),
         ({"tools": ["guess.py:double"]}, {}, "give no reward"),
         ({"call": "guess.py:Guess"}, {"max_staleness": 1}, "max_staleness"),
-        ({"call": "guess.py:Guess"}, {"engine": {"kind": "served"}}, "engine.kind"),
     ],
 )
 def test_what_cannot_be_played_is_refused_before_the_first_step(

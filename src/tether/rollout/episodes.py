@@ -114,14 +114,13 @@ class EpisodeEngine:
         self.environments = environments
         self.encoder = encoder
         self.limits = limits
+        self.policy_version = engine.policy_version
         self.context_length = context_length
         self.bridge = TurnBridge(encoder, environments.tools)
         self.calls = Calls(encoder, environments.tools) if environments.tools else None
-        self.policy_version = engine.policy_version
 
     def update_weights(self, version: int) -> None:
         self.engine.update_weights(version)
-        self.policy_version = version
 
     def generate(
         self,
@@ -138,6 +137,7 @@ class EpisodeEngine:
         Raises:
             DataError: a prompt and its first reply do not fit the model's context.
         """
+        self.policy_version = self.engine.policy_version
         places = range(len(prompts)) if ordinals is None else ordinals
         episodes = [
             _Episode(prompt=prompt, place=place, sample=sample)

@@ -31,7 +31,7 @@ from tether.core.types import Json, Metrics, Prompt, RolloutGroup, Sampling, use
 from tether.data.chat import ChatEncoder
 from tether.models.saving import save_weights
 from tether.models.trunk import Role
-from tether.rollout.drawn import DrawArguments, Drawn, as_group, encode_prompts, score_ids
+from tether.rollout.drawn import DrawArguments, Drawn, Ids, as_group, encode_prompts, score_ids
 from tether.rollout.wire import (
     DRAWN,
     GENERATE,
@@ -324,16 +324,7 @@ class ServedEngine:
         """Ask for samples with the weights of now; what comes back waits for them."""
         rows = encode_prompts(self.encoder, prompts, sampling, self.context_length)
         ordinals = range(len(rows)) if ordinals is None else ordinals
-        bodies = [
-            self._request(ids, sampling, num_samples, seed, ordinal)
-            for ids, ordinal in zip(rows, ordinals, strict=True)
-        ]
-        with self.pool.changed:
-            version, number = self.fleet.wanted, self.policy_version
-            self.users[version] += len(bodies)
-        futures = [self.pool.senders.submit(self._ask, version, body) for body in bodies]
-        for future in futures:
-            future.add_done_callback(partial(self._ended, version))
+        number, futures = self._send(rows, ordinals, sampling, num_samples, seed)
 
         def collect(progress: Finished = None) -> list[RolloutGroup]:
             groups = []
@@ -350,6 +341,45 @@ class ServedEngine:
             return groups
 
         return collect
+
+    def draw(
+        self,
+        rows: list[Ids],
+        ordinals: Sequence[int],
+        sampling: Sampling,
+        num_samples: int,
+        seed: int,
+    ) -> list[list[Drawn]]:
+        """See rollout.talk.TokenEngine.draw. A conversation goes to the server that has read its
+        beginning.
+        """
+        _, futures = self._send(rows, ordinals, sampling, num_samples, seed)
+        try:
+            return [future.result() for future in futures]
+        finally:
+            for future in futures:
+                future.cancel()
+
+    def _send(
+        self,
+        rows: Sequence[Ids],
+        ordinals: Sequence[int],
+        sampling: Sampling,
+        num_samples: int,
+        seed: int,
+    ) -> tuple[int, list[Future[list[Drawn]]]]:
+        """Ask for samples; the version of the weights, and what will be the answers."""
+        bodies = [
+            self._request(ids, sampling, num_samples, seed, ordinal)
+            for ids, ordinal in zip(rows, ordinals, strict=True)
+        ]
+        with self.pool.changed:
+            version, number = self.fleet.wanted, self.policy_version
+            self.users[version] += len(bodies)
+        futures = [self.pool.senders.submit(self._ask, version, body) for body in bodies]
+        for future in futures:
+            future.add_done_callback(partial(self._ended, version))
+        return number, futures
 
     def _ended(self, version: str, _: Future[list[Drawn]]) -> None:
         """A request that names this version is answered, or given up."""

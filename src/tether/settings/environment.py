@@ -72,7 +72,6 @@ class EnvironmentConfig(EpisodeLimits):
 def episode_faults(
     config: EnvironmentConfig | None,
     reward: str,
-    engine: str,
     ahead: int,
 ) -> Iterator[str]:
     """Faults of a stage with an environment, or with its reward and none."""
@@ -81,7 +80,5 @@ def episode_faults(
             "reward_source = 'environment' needs an environment of one's own (environment.call). "
             "Tools give no reward: give a table function, or another reward"
         )
-    if config and engine != "local":
-        yield "engine.kind = 'local' alone plays episodes: leave environment or engine out"
     if config and ahead:
         yield "max_staleness samples ahead, and episodes are not: set it to 0"

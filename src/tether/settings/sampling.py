@@ -310,7 +310,6 @@ class OnlineSection(RewardedSection):
         yield from episode_faults(
             self.environment,
             self.reward_source,
-            self.engine.kind,
             vars(self).get("max_staleness", 0),
         )
         yield from self._objective_faults()

@@ -12,7 +12,6 @@ import torch
 from tether.core.protocols import Engine, RewardSource
 from tether.core.types import Problem, Prompt
 from tether.models.loading import LoadedModel
-from tether.models.trunk import Role
 from tether.rewards.environments import environments_of
 from tether.rewards.limit import FailureLimit
 from tether.rewards.parts import RewardParts
@@ -20,6 +19,7 @@ from tether.rewards.verifiable import problem_prompt
 from tether.rollout.drawn import score_ids
 from tether.rollout.episodes import EpisodeEngine
 from tether.rollout.served import probe_ids
+from tether.rollout.talk import TokenEngine
 from tether.runner.assembly.engines import served_engine
 from tether.runner.assembly.job import Job
 from tether.runner.assembly.launching import Placement
@@ -96,7 +96,12 @@ def online_stage(
     engine = (
         FirstEngine(None, list, ranks)
         if ranks.mesh
-        else shared(_local_engine(section, policy, loaded), ranks)
+        else shared(
+            episodes_of(
+                section, local_engine(policy, loaded, max_rows=section.engine_rows), loaded
+            ),
+            ranks,
+        )
     )
     if isinstance(section, PolicySection):
         build = partial(PolicyGradient, config=section, value=value)
@@ -115,9 +120,8 @@ def online_stage(
     return stage, loaded
 
 
-def _local_engine(section: SamplingSection, policy: Role, loaded: LoadedModel) -> Engine:
-    """The engine of this process; with an environment its rollouts are episodes."""
-    engine = local_engine(policy, loaded, max_rows=section.engine_rows)
+def episodes_of(section: SamplingSection, engine: TokenEngine, loaded: LoadedModel) -> Engine:
+    """An engine as it is; with an environment its rollouts are episodes."""
     if (config := section.environment) is None:
         return engine
     return EpisodeEngine(
@@ -145,7 +149,7 @@ def engine_on_servers(
         probe_ids(encoder_of(loaded)),
         padded=job.settings.engine.kind == "vllm",
     )
-    expected, engine = probe(), None
+    expected, engine, generate = probe(), None, None
     if ranks.first:
         place = Placement(job.on, job.model.device, ranks.size)
         servers = served_engine(
@@ -158,9 +162,10 @@ def engine_on_servers(
             placement=place,
         )
         engine = ends.enter_context(contextlib.closing(servers))
+        generate = episodes_of(job.settings, engine, loaded).generate
     # The same number of threads on all ranks, so that they round alike.
     torch.set_num_threads(ranks.once(torch.get_num_threads))
-    return FirstEngine(engine, probe, ranks)
+    return FirstEngine(engine, probe, ranks, generate)
 
 
 def prompts_of(section: OnlineSection, rows: Sequence[Prompt | Problem] | None) -> Sequence[Prompt]:

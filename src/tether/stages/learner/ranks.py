@@ -462,10 +462,18 @@ class FirstEngine:
         engine: on the first rank; None on the others.
         probe: what the engine compares new weights with; asked of all ranks, for a pass may need
             them.
+        generate: what samples with the engine, such as episodes; unset: the engine itself.
     """
 
-    def __init__(self, engine: Any, probe: Callable[[], list[float]], ranks: Ranks) -> None:
+    def __init__(
+        self,
+        engine: Any,
+        probe: Callable[[], list[float]],
+        ranks: Ranks,
+        generate: Callable[..., list[RolloutGroup]] | None = None,
+    ) -> None:
         self.engine, self.probe = engine, probe
+        self.sample = generate
         self.ranks, self.policy_version = ranks, 0
 
     def generate(
@@ -474,7 +482,9 @@ class FirstEngine:
         sampling: Sampling,
         **how: object,
     ) -> list[RolloutGroup]:
-        return self.ranks.once(lambda: self.engine.generate(prompts, sampling, **how))
+        return self.ranks.once(
+            lambda: (self.sample or self.engine.generate)(prompts, sampling, **how),
+        )
 
     def begin(
         self,
