@@ -275,6 +275,31 @@ def test_a_function_does_not_score_what_the_environment_failed():
     assert [score.value for score in FailureLimit(Even(), 1.0).score(play(engine))] == [1, 1]
 
 
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("go", ["go"]),
+        (
+            [{"role": "system", "content": "rules"}, {"role": "user", "content": "go"}],
+            ["rules", "go"],
+        ),
+        (None, []),
+    ],
+)
+def test_turns_begin_with_what_the_first_reply_answers(said, shown):
+    class Says(Echo):
+        def reset(self, task):
+            super().reset(task)
+            return said
+
+    engine, _ = episodes(Says, "a", "b", "c")
+    for rollout in play(engine):
+        answers = ["a", "you said a", "b", "you said b", "c"]
+        assert [turn.content for turn in rollout.turns] == shown + answers
+        first = engine.encoder.decode(rollout.prompt_ids)
+        assert all(text in first for text in shown) and rollout.outcome.value == 3
+
+
 def test_one_that_fails_leaves_the_others_alone():
     class Odd(Echo):
         def reset(self, task):

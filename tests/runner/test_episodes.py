@@ -92,9 +92,26 @@ def test_every_stage_that_samples_learns_from_episodes(folder, stage):
     assert any("[user] no " in row["response"] for row in samples)
     for number, row in enumerate(rows, 1):
         own = [one for one in samples if one["step"] == number]
+        for one in own:
+            check_turns(one)
         answers = sum(one["response"].count("[user] no ") for one in own)
         assert len(own) == 8 and row["episode/turns"] == 1 + answers / 8
         assert row["episode/unread_calls"] == 0
+
+
+def check_turns(row):
+    """The turns of a record against its text, and their rewards against the rules of Guess."""
+    turns = row["turns"]
+    if len(turns) > 1:
+        lines = (f"[{turn['role']}] {turn['content']}" for turn in turns)
+        assert row["response"] == "\n".join(lines)
+    assert [turn["role"] for turn in turns] == ["assistant", "user"] * (len(turns) // 2) + [
+        "assistant",
+    ]
+    letter = row["prompt"].removeprefix("say ")
+    rewards = [float(letter in turn["content"]) - 0.1 for turn in turns[::2]]
+    assert [turn["reward"] for turn in turns[::2]] == pytest.approx(rewards)
+    assert row["proxy"] == pytest.approx(sum(rewards)) and "reason" not in row
 
 
 def test_rewards_of_single_turns_reach_their_tokens(folder):

@@ -19,7 +19,10 @@ def experience(ids, **flags) -> Any:
     """Two responses; the second is cut, was not compared and teaches nothing."""
     count = len(ids)
     numbers = torch.arange(2.0 * count).reshape(2, count)
-    rollouts = [SimpleNamespace(written=ids), SimpleNamespace(written=ids[:2])]
+    rollouts = [
+        SimpleNamespace(response_ids=ids, spans=((0, count),)),
+        SimpleNamespace(response_ids=ids[:2], spans=((0, 2),)),
+    ]
     return SimpleNamespace(
         rollouts=rollouts,
         logprobs=-numbers,
@@ -47,6 +50,24 @@ def test_rows_have_the_numbers_of_their_own_tokens():
     long = (ids * MOST_TOKENS)[: MOST_TOKENS + 5]
     (row, _) = token_rows(experience(long), encoder, [0, 1], 1)
     assert len(row["tokens"]) == len(row["kl"]) == row["counted"] == MOST_TOKENS
+
+
+def test_tokens_of_an_environment_have_no_numbers():
+    encoder: Any = SimpleNamespace(tokenizer=tiny_tokenizer())
+    ids = tuple(encoder.tokenizer("an answer in two")["input_ids"][:8])
+    episode = experience(ids)
+    # 2 tokens that were sampled, 3 of an environment, 3 that were sampled
+    episode.rollouts[0].spans = ((0, 2), (5, 8))
+    row = next(token_rows(episode, encoder, [0, 1], 7))
+    assert "".join(row["tokens"]) == encoder.tokenizer.decode(ids) and row["counted"] == 8
+    assert row["advantage"] == [-1, 0, None, None, None, 1, 2, 3]
+    assert row["value"] == [0, 0.5, None, None, None, 1, 1.5, 2]
+    long = ids[:2] + (ids[2:5] * MOST_TOKENS) + ids[5:]
+    episode.rollouts[0].response_ids = long
+    episode.rollouts[0].spans = ((0, 2), (len(long) - 3, len(long)))
+    row = next(token_rows(episode, encoder, [0, 1], 7))
+    assert len(row["tokens"]) == len(row["value"]) == 2 * MOST_TOKENS
+    assert row["advantage"][:3] == [-1, 0, None] and {*row["advantage"][2:]} == {None}
 
 
 def test_a_training_notes_the_tokens_of_the_samples_that_it_records(tmp_path):

@@ -3,7 +3,7 @@
 - config.json: the resolved config
 - manifest.json: versions, seeds, digests
 - metrics.jsonl: one object a step
-- samples.jsonl: texts, with the step they come from
+- samples.jsonl: texts, with the step they come from, and the turns of episodes
 - tokens.jsonl: numbers of a few samples' tokens
 - heldout.jsonl: scores on held-out prompts
 - evaluations.jsonl: results of each evaluator

@@ -271,8 +271,8 @@ class Rollout:
             are read and scored, and carry no loss, KL or advantage. None given: one span, the
             whole response.
         opening: the mark of a thought that the prompt ends with; the response begins inside it.
-        turns: of an episode, the replies and what the environment said between them; `text` is the
-            last reply.
+        turns: of an episode, what the environment said before the first reply, the replies, and what
+            it said between them; `text` is the last reply.
         outcome: of an episode, the environment's reward.
         failure: the reason why an episode's environment failed; such a rollout is not scored.
 

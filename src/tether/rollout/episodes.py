@@ -180,13 +180,18 @@ class EpisodeEngine:
         for first in range(0, len(episodes), num_samples):
             group = range(first, first + num_samples)
             opening = next((one for n in group if not isinstance(one := begun[n], str)), ())
+            prompt = episodes[first].prompt
+            length = len(prompt.messages)
             for number in group:
                 result = begun[number]
                 if isinstance(result, str):
                     episodes[number].failure = result
                 elif result != opening:
                     episodes[number].failure = "the environment begins one task in several ways"
-            prompt = episodes[first].prompt
+                elif opening[:length] == prompt.messages:
+                    episodes[number].turns = opening[length:]
+                else:
+                    episodes[number].turns = opening
             head, *others = opening or prompt.messages
             shown = replace(head, tools=self.environments.tools or head.tools)
             yield replace(prompt, messages=(shown, *others))

@@ -23,7 +23,7 @@ from tether.core.protocols import (
 from tether.core.records import note_records, report_beginning, report_changes
 from tether.core.rundir import RunDirectory
 from tether.core.stopping import Stopping
-from tether.core.types import Facts, Json, Metrics, Prompt, Readings, Rollout
+from tether.core.types import Facts, Json, Metrics, Prompt, Readings, Rollout, Score
 from tether.core.watchdog import Watchdog
 from tether.data.chat import ChatEncoder
 from tether.settings.policy import SampledConfig
@@ -171,11 +171,26 @@ def _record(
             "response": rollouts[place].transcript,
             "proxy": scores[place].value,
             "stop": rollouts[place].stop_reason.value,
+            **_of_episode(rollouts[place], scores[place]),
         }
         for place in places
     )
     if isinstance(stage, TokenStage):
         run.note_tokens(token_rows(stage.experience, stage.encoder, places, number))
+
+
+def _of_episode(rollout: Rollout, score: Score) -> Json:
+    """The reason why there is no score; the turns of an episode as messages, with the rewards of its
+    replies.
+    """
+    row: Json = {"reason": score.reason} if score.reason else {}
+    if rollout.turns:
+        row["turns"] = [turn.as_row() for turn in rollout.turns]
+        replies = (turn for turn in row["turns"] if turn["role"] == "assistant")
+        for turn, (start, stop) in zip(replies, rollout.spans, strict=False):
+            if rewards := [reward for end, reward in score.steps if start <= end < stop]:
+                turn["reward"] = sum(rewards)
+    return row
 
 
 def step_prompts(prompts: Sequence[Prompt], stage: SamplingStage, number: int) -> list[Prompt]:

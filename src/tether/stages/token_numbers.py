@@ -14,6 +14,8 @@ NOTED = 2
 """Responses of a step whose tokens are noted."""
 MOST_TOKENS = 256
 """Tokens of a response that are noted: its first."""
+MOST_REPLIES = 4
+"""Replies of an episode for which so many are noted, with what lies between."""
 
 
 def token_rows(
@@ -27,6 +29,7 @@ def token_rows(
 
     `sample` is the place among the responses of the step that are recorded. Values
     that are all 0, and what the step has not measured, are left out. Of a response that teaches nothing no token counts.
+    Tokens of an environment have None for numbers.
     """
     matrices = {
         "kl": experience.logprobs - experience.reference_logprobs,
@@ -34,22 +37,24 @@ def token_rows(
         "advantage": experience.advantages,
     }
     for sample, place in enumerate(places[:NOTED]):
-        ids = experience.rollouts[place].written[:MOST_TOKENS]
-        rows = torch.stack([one[place, : len(ids)] for one in matrices.values()]).tolist()
+        spans = experience.rollouts[place].spans
+        most = MOST_TOKENS * min(len(spans), MOST_REPLIES)
+        ids = experience.rollouts[place].response_ids[:most]
+        own = {at for start, stop in spans for at in range(start, min(stop, len(ids)))}
+        rows = torch.stack([one[place, : len(own)] for one in matrices.values()]).tolist()
         measured = {
             "kl": bool(experience.has_logprobs[place] and experience.has_reference[place]),
             "value": any(rows[1]),
             "advantage": True,
         }
-        numbers = zip(matrices, rows, strict=True)
         yield {
             "step": step,
             "sample": sample,
             "tokens": pieces(encoder, ids),
-            "counted": min(experience.num_taught[place], len(ids)),
+            "counted": len(ids) if experience.num_taught[place] else 0,
             **{
-                name: [float(f"{value:.3g}") for value in row]
-                for name, row in numbers
+                name: [float(f"{next(row):.3g}") if at in own else None for at in range(len(ids))]
+                for name, row in zip(matrices, map(iter, rows), strict=True)
                 if measured[name]
             },
         }

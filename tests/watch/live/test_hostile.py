@@ -16,7 +16,7 @@ from tether.cli.watch import _line, _screen
 from tether.core.amounts import sparkline
 from tether.core.lines import CHUNK, FAR, Lines
 from tether.watch.live.board import Board
-from tether.watch.live.followed import FollowedRun
+from tether.watch.live.followed import FollowedRun, cell_text
 
 CHARTS = Path(__file__).parents[3] / "src" / "tether" / "watch" / "live" / "pages" / "charts.js"
 
@@ -149,6 +149,15 @@ def test_a_line_that_is_too_long_is_one_line_however_it_is_written(tmp_path):
         file.write(b'\n{"step": 2}\n')
     read = [row for _ in range(4) for row in lines.read()]
     assert read == [{"step": 2}] and lines.left_out == 2
+
+
+def test_turns_that_are_none_are_shown_as_far_as_they_go():
+    turn = {"role": "\x1b]0;o", "content": 3, "tool_calls": [3, {}, {"function": 1}], "reward": "x"}
+    shown = cell_text({"turns": [turn, None, "text", {"role": "tool", "tool_calls": 1}]})["turns"]
+    assert [one["role"] for one in shown] == ["␛]0;o", "", "", "tool"]
+    assert shown[0]["texts"] == ["", "3"] and len(shown[0]["calls"]) == 3
+    assert {one["reward"] for one in shown} == {None}
+    assert cell_text({"turns": {"role": "user"}}) == {"turns": []}
 
 
 def test_a_small_curve_of_values_at_the_end_of_float64_is_drawn():

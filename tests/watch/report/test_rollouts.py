@@ -3,7 +3,9 @@
 import base64
 import gzip
 import json
+import os
 import random
+from pathlib import Path
 
 import pytest
 
@@ -224,6 +226,89 @@ def test_rollouts_are_searched_filtered_and_compared(tmp_path, synthetic, chromi
         assert part.get_by_role("spinbutton", name="Step").input_value() != ""
         overflow = page.evaluate("document.documentElement.scrollWidth - innerWidth")
         assert page.evaluate("'hacked' in window") is False and overflow == 0
+        browser.close()
+    assert problems == []
+
+
+CALL = {"id": "0", "function": {"name": "multiply", "arguments": {"a": 2, "b": 3}}}
+EPISODE = {
+    "step": 4,
+    "prompt": "What is 2 x 3?",
+    "response": "[assistant] multiply",
+    "proxy": 1.25,
+    "stop": "turns",
+    "turns": [
+        {"role": "assistant", "content": "", "tool_calls": [CALL], "reward": 0.25},
+        {"role": "tool", "name": "multiply", "content": "<b>6"},
+        {"role": "assistant", "content": "It is 6.", "reasoning_content": "So 6", "reward": 1.0},
+    ],
+}
+FAILED = {
+    "step": 4,
+    "prompt": "p",
+    "response": "hm",
+    "proxy": None,
+    "stop": "stop_token",
+    "reason": "the disk is gone",
+    "turns": [{"role": "assistant", "content": "hm"}],
+}
+NOTED = {
+    "step": 4,
+    "sample": 0,
+    "tokens": ["call", "<end>", "6", "It", " is"],
+    "counted": 5,
+    "kl": [0.5, -0.25, None, 0.0, 1.0],
+    "advantage": [1, 1, None, 1, 1],
+}
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [1280, 390])
+def test_an_episode_is_shown_turn_by_turn_and_token_by_token(tmp_path, synthetic, chromium, width):
+    playwright = pytest.importorskip("playwright.sync_api")
+    run = synthetic.write_quickstart(tmp_path / "run")
+    synthetic.write_lines(run / "ppo" / "samples.jsonl", [EPISODE, FAILED])
+    synthetic.write_lines(run / "ppo" / "tokens.jsonl", [NOTED])
+    path, problems = write_report(run), []
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=FLAGS)
+        view = {"width": width, "height": 900}
+        page = browser.new_context(viewport=view, offline=True).new_page()
+        page.on("console", lambda message: problems.append(message.text))
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.goto(path.as_uri())
+        part = page.locator("#rollouts")
+        part.get_by_label("Step").fill("4")
+        one, failed = part.locator("article").all()
+        assert (
+            one.locator("header").inner_text().startswith("step 4 · out of turns after 2 replies")
+        )
+        turns = [turn.locator("p").all_inner_texts() for turn in one.locator("li").all()]
+        assert turns == [
+            ["assistant · reward 0.250", 'multiply({"a": 2, "b": 3})'],
+            ["tool multiply", "<b>6"],
+            ["assistant · reward 1.00", "So 6", "It is 6."],
+        ]
+        assert "ended after 1 reply" in failed.inner_text()
+        assert "No score: the disk is gone" in failed.inner_text()
+        if folder := os.environ.get("TETHER_PICTURES"):
+            one.screenshot(path=f"{folder}/turns-{width}.png")
+        part.get_by_label("Tokens").select_option("kl")
+        tokens = "all => all.map(e => [e.textContent, e.className, e.title])"
+        assert part.locator(".token").evaluate_all(tokens) == [
+            ["call", "token", "kl 0.500"],
+            ["<end>", "token below", "kl −0.250"],
+            ["6", "token read", "read, not trained"],
+            ["It", "token", "kl 0"],
+            [" is", "token", "kl 1.00"],
+        ]
+        assert "4 of 5 tokens were sampled" in part.inner_text()
+        if folder:
+            part.locator("article").screenshot(path=f"{folder}/tokens-{width}.png")
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") == 0
+        if axe := os.environ.get("TETHER_AXE"):
+            page.evaluate(Path(axe).read_text())
+            assert page.evaluate("axe.run(document)")["violations"] == []
         browser.close()
     assert problems == []
 

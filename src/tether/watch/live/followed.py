@@ -17,7 +17,7 @@ from tether.core.pace import Pace
 from tether.core.types import Json
 from tether.core.visible import visible
 from tether.watch.live.condition import Condition, condition, folders_in, json_inside
-from tether.watch.report.reading import KINDS, Row, finite, mapping, printable
+from tether.watch.report.reading import KINDS, Row, finite, mapping, printable, turn_texts
 
 MOST = 4000
 """Points of a curve. Beyond them every second one of the older half goes."""
@@ -249,6 +249,8 @@ def cell_text(row: Json) -> Json:
         if isinstance(value, bool) or finite(value) is not None
         else [printable(one, 1000) for one in value[:5]]
         if isinstance(value, list) and key == "evidence"
+        else turn_texts(value)
+        if key == "turns"
         else printable(value)
         for key, value in list(row.items())[:40]
     }

@@ -33,7 +33,7 @@
   let rollouts = { prompts: [], rows: [], alarms: [] }, chosen = null;
   const fits = ([stage]) => !chosen || chosen.has(stage);
   const fill = () => browser.set(
-    rollouts.rows.filter(fits).map(([stage, step, prompt, response, proxy, stop, tokens]) => ({ stage, step, prompt: rollouts.prompts[prompt], response, proxy, stop, tokens })),
+    rollouts.rows.filter(fits).map(([stage, step, prompt, response, proxy, stop, tokens, turns, reason]) => ({ stage, step, prompt: rollouts.prompts[prompt], response, proxy, stop, tokens, turns, reason })),
     rollouts.alarms.filter(fits).map(([stage, detector, step]) => ({ stage, detector, step })));
   unpacked("rollout-data").then((value) => { rollouts = value; fill(); });
   // the sliders of a sweep choose runs

@@ -496,3 +496,21 @@ def printable(value: object, longest: int = LONGEST_TEXT) -> str:
             for m in value
         )
     return visible("" if value is None else str(value), longest)
+
+
+def turn_texts(value: object) -> list[Row]:
+    """The turns of an episode for people: the role, what is said, the calls, the reward."""
+    return [
+        {
+            "role": printable(turn.get("role"), 60),
+            "name": printable(turn.get("name"), 60),
+            "texts": [printable(turn.get(name)) for name in ("reasoning_content", "content")],
+            "calls": [
+                printable(f"{function.get('name')}({json.dumps(function.get('arguments'))})")
+                for call in listed(turn.get("tool_calls"))
+                for function in [mapping(mapping(call).get("function"))]
+            ],
+            "reward": finite(turn.get("reward")),
+        }
+        for turn in map(mapping, listed(value))
+    ]

@@ -45,21 +45,36 @@ const unpacked = async (id) => {
 };
 
 // The tokens of an answer on a ground that says how far a number lies above 0 (blue) or below it (orange); masked ones are struck out.
+// Those of an environment were read alone, and have no number.
 const shadedTokens = (tokens, name) => {
-  const values = tokens[name], most = Math.max(...values.map(Math.abs)) || 1, part = makeElement("p", "text"), order = values.map((_, at) => at);
+  const values = tokens[name], most = Math.max(...values.map(Math.abs)) || 1, part = makeElement("p", "text"), order = values.map((_, at) => at).filter((at) => values[at] !== null);
   part.dir = "auto"; part.tabIndex = 0;
   tokens.texts.forEach((text, at) => {
-    const token = makeElement("span", values[at] < 0 ? "token below" : "token", text);
+    const read = values[at] === null, token = makeElement("span", read ? "token read" : values[at] < 0 ? "token below" : "token", text);
     token.style.setProperty("--share", `${Math.round(50 * Math.abs(values[at]) / most)}%`);
-    token.title = `${name} ${scoreNumber(values[at])}`;
+    token.title = read ? "read, not trained" : `${name} ${scoreNumber(values[at])}`;
     if (at >= tokens.counted) token.classList.add("masked");
     part.append(token);
   });
   order.sort((a, b) => Math.abs(values[b]) - Math.abs(values[a]));
   const largest = order.slice(0, 5).map((at) => `“${tokens.texts[at].trim()}” ${scoreNumber(values[at])}`).join(", ");
   const masked = tokens.texts.length - tokens.counted;
-  return [part, makeElement("p", "quiet", `Largest ${name === "kl" ? "KL" : name}: ${largest}.${masked ? ` ${masked} tokens do not count.` : ""}`)];
+  const read = values.length - order.length, sampled = read ? `${order.length} of ${values.length} tokens were sampled; the environment's, in grey italics, were only read. ` : "";
+  return [part, makeElement("p", "quiet", `${sampled}Largest ${name === "kl" ? "KL" : name}: ${largest}.${masked ? ` ${masked} tokens do not count.` : ""}`)];
 };
+
+// An episode, turn by turn: who speaks, the reward of a reply, what is said, and the calls.
+const turnList = (turns) => {
+  const list = makeElement("ol", "turns");
+  for (const { role, name, texts, calls, reward } of turns) {
+    const turn = makeElement("li", role === "assistant" ? "reply" : "");
+    turn.append(makeElement("p", "quiet", `${role} ${name}`.trim() + (reward === null ? "" : ` · reward ${scoreNumber(reward)}`)),
+      ...texts.filter((text) => text).map((text) => longText("text", text)), ...calls.map((text) => longText("text call", text)));
+    list.append(turn);
+  }
+  return list;
+};
+const ENDS = { length: "cut off", turns: "out of turns", full: "out of room" };
 
 class RolloutBrowser {
   static SHOWN = 30;
@@ -175,15 +190,17 @@ class RolloutBrowser {
     if (focused >= 0 && focused < count) this.bars.children[focused].focus({ preventScroll: true });
   }
   card(row) {
-    const box = makeElement("article", "answer"), head = makeElement("header"), answer = row.response ?? row.chosen ?? "";
+    const box = makeElement("article", "answer"), head = makeElement("header"), answer = row.response ?? row.chosen ?? "", turns = row.turns || [];
+    const replies = turns.filter((turn) => turn.role === "assistant").length, end = ENDS[row.stop] || (replies ? "ended" : "");
     const place = this.stage.options.length > 2 ? ` · ${row.stage}` : "";
-    head.append(makeElement("span", "", `step ${shortNumber(row.step)}${place}${row.stop === "length" ? " · cut off" : ""}`), makeElement("span", "", `score ${scoreNumber(row.proxy)}`));
+    head.append(makeElement("span", "", `step ${shortNumber(row.step)}${place}${end && ` · ${end}`}${replies ? ` after ${replies} ${replies === 1 ? "reply" : "replies"}` : ""}`), makeElement("span", "", `score ${scoreNumber(row.proxy)}`));
     box.append(head);
     for (const [text, className] of [[row.prompt, "text prompt"], [answer, "text"]]) {
       if (!text && className !== "text") continue;
       if (className === "text" && this.shade.value && row.tokens && row.tokens[this.shade.value]) { box.append(...shadedTokens(row.tokens, this.shade.value)); continue; }
-      box.append(longText(className, text));
+      box.append(className === "text" && turns.length ? turnList(turns) : longText(className, text));
     }
+    if (row.reason) box.append(makeElement("p", "quiet", `No score: ${row.reason}`));
     const group = this.group ? [] : this.rows.filter((one) => one.step === row.step && one.prompt === row.prompt && one.stage === row.stage);
     if (group.length > 1) {
       const button = makeElement("button", "", `The ${group.length} answers to this prompt`);

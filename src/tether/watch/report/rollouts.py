@@ -11,7 +11,15 @@ from math import ceil
 from typing import NamedTuple
 
 from tether.watch.report.numbers import thousands
-from tether.watch.report.reading import Row, SubRun, finite, listed, mapping, printable
+from tether.watch.report.reading import (
+    Row,
+    SubRun,
+    finite,
+    listed,
+    mapping,
+    printable,
+    turn_texts,
+)
 
 TOKEN_NUMBERS = ("kl", "value", "advantage")
 MOST = 3_500_000
@@ -93,6 +101,8 @@ def _packed(stages: Sequence[SubRun], rows: Sequence[tuple[SubRun, Row]]) -> str
             finite(row.get("proxy")),
             printable(row.get("stop"), 40),
             _tokens(row),
+            turn_texts(row.get("turns")),
+            printable(row.get("reason"), 400),
         )
         for stage, row in rows
     ]

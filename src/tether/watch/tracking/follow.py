@@ -215,6 +215,8 @@ class TrackedFolder:
         for alarm in rows["alarms.jsonl"]:
             tracker.alarm(alarm)
         if samples := rows["samples.jsonl"]:
+            for row in samples:
+                row.pop("turns", None)
             tracker.samples(samples, step)
         self.steps.update(
             (record, max(step, self.steps.get(record, -1))) for record in RECORDS if rows[record]
