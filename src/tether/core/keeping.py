@@ -173,8 +173,8 @@ def temporary_folder(name: str) -> contextlib.AbstractContextManager[Path]:
 
 
 def entries(folder: Path, pattern: str) -> list[Path]:
-    """What matches in the folder of a living run, in order; hidden and so unfinished files are left
-    out, and whatever goes meanwhile.
+    """The paths that match in the folder of a living run, in order, without hidden and so unfinished
+    files, and without those that go meanwhile.
     """
     return [folder / name for name in sorted(glob.glob(pattern, root_dir=folder, recursive=True))]
 

@@ -12,7 +12,7 @@ from tether.core.types import Facts
 SEEN = 0.05
 """Share of the rows left out, or cut, from which on it is a warning."""
 DONE = {"skipped": "do not train", "cut": "are cut"}
-"""What became of rows, by the key of a summary that counts them."""
+"""The fate of rows in words, by the key of a summary that counts them."""
 TOO_LONG = re.compile(r"(longer than .*); (\d+) would keep it")
 
 

@@ -229,7 +229,7 @@ class StopReason(Enum):
     TURNS = "turns"
     """An episode had as many replies as it may have."""
     FULL = "full"
-    """What an environment said left no room for a reply."""
+    """The words of an environment left no room for a reply."""
 
 
 Record = Prompt | Demonstration | Comparison | Feedback | StepLabels | Problem

@@ -54,7 +54,7 @@ class TurnBridge:
         return tuple(self.encoder.continued(word, text))
 
     def _behind(self, calls: Sequence[Json], turns: Conversation) -> str:
-        """What the template writes behind the words of a reply, or behind the last value of its
+        """The text of the template behind the words of a reply, or behind the last value of its
         last call.
         """
         if calls:  # of a template that knows none, what follows on a reply

@@ -34,7 +34,7 @@ Maker = Callable[..., Foreign]
 Step = tuple[JsonValue, float | None, bool]
 ANSWER: TypeAdapter[Json] = TypeAdapter(Json)
 OBSERVATION = {"done", "reward", "metadata"}
-"""What an observation of OpenEnv has beside what is observed."""
+"""The keys of an observation of OpenEnv that say nothing of what is observed."""
 
 
 def _arguments(one: object, method: str) -> Mapping[str, inspect.Parameter]:
@@ -48,7 +48,7 @@ def _seed(task: Json) -> int:
 
 
 def _opening(task: Json, text: str) -> list[Json]:
-    """What an environment says first, in the place of the prompt; its system turn stays."""
+    """The first turns: an environment's text in the place of the prompt; its system turn stays."""
     system = [turn for turn in task["prompt"] if turn["role"] == "system"]
     return [*system, {"role": "user", "content": text}]
 
@@ -318,7 +318,7 @@ def fresh(make: Maker, task: Json) -> Foreign:
 
 
 def maker_of(config: EnvironmentConfig) -> Maker:
-    """What makes an environment of a new episode.
+    """The function that makes an environment for a new episode.
 
     Raises:
         ConfigError: a name leads to nothing that can be called.

@@ -39,8 +39,8 @@ def title_of(function: Callable[..., object]) -> str:
 
 
 def defined_by(function: object) -> type:
-    """What has the source of something that can be called: a function or class itself, of another
-    object its class.
+    """The object whose source defines something that can be called: a function or class itself, of
+    another object its class.
     """
     own = inspect.isroutine(function) or isinstance(function, type)
     return cast(type, function) if own else type(function)

@@ -37,7 +37,7 @@ class EpisodeLimits(Config):
 
 
 class EnvironmentConfig(EpisodeLimits):
-    """What answers the policy's replies: an environment, or tools that the policy may call."""
+    """The other side of an episode: an environment, or tools that the policy may call."""
 
     call: str | None = Field(
         default=None,

@@ -23,7 +23,7 @@ PAGE = 20
 
 
 class Search(Config):
-    """What pairs must have; empty: anything."""
+    """The conditions that pairs must meet; empty: none."""
 
     text: Word = ""
     """In a turn of the prompt or of an answer; of ASCII letters the case is ignored."""

@@ -356,7 +356,7 @@ class Store:
             raise StoreError(f"there is no round {name!r}; there are: {known}")
 
     def questions(self) -> list[str]:
-        """The names of criteria and further questions that somebody has answered."""
+        """The names of all criteria and further questions with an answer."""
         with self.reading() as session:
             answered = session.scalars(select(JudgmentRow.ratings).where(LIVE))
             parts = {key.rpartition("/")[0] for ratings in answered for key in ratings}

@@ -180,8 +180,8 @@ def _versions(manifest: Row) -> str:
 
 
 class Judge(NamedTuple):
-    """Who judged answers: the name, empty of one that is not known, what it says of itself, and
-    whether training maximises it.
+    """The judge of answers: its name, empty if it is not known, its words on itself, and whether
+    training maximises it.
 
     In a text, `{judge}` is its name, and `{judge:score}` the gold score, or the score by this name.
     """

@@ -127,8 +127,8 @@ def few_updates(stage: str, updates: float) -> str:
 
 
 def length_warning(key: str, title: str, figures: Facts) -> str:
-    """What it means that most preferred answers are the longer ones, or the shorter ones; empty:
-    they are not, or nothing learned from them.
+    """The warning that most preferred answers are the longer ones, or the shorter ones; empty: they
+    are not, or nothing learned from them.
 
     Args:
         key: the section of a stage, or `bench`.

@@ -67,7 +67,7 @@ def duel_rods(figures: Facts) -> Rods:
 
 
 def duel_verdict(figures: Facts) -> Conclusion:
-    """Who wins: of two models by the interval of the win rate, of more by their places."""
+    """The winner: of two models by the interval of the win rate, of more by their places."""
     contest, ranking = figures["contests"][0], figures["ranking"]
     if len(figures["models"]) > 2:
         names = " and ".join(one["name"] for one in ranking["standings"] if one["best"] == 1)

@@ -45,7 +45,7 @@ class Rods(NamedTuple):
     numbers: Sequence[Rod]
     id: str = "decides"
     of: str = ""
-    """What tells the rows apart."""
+    """The property in which the rows differ."""
 
     @property
     def even(self) -> float | None:
@@ -178,7 +178,7 @@ def multiples(runs: Mapping[str, Journey]) -> list[Plot]:
 
 
 def picture(journey: Journey) -> list[Plot]:
-    """What decides, and the course of the training."""
+    """The deciding numbers, and the course of the training."""
     return [*rods(journey).plots(), *multiples({"": journey})]
 
 

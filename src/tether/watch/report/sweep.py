@@ -111,7 +111,7 @@ def _gain_and_kl(measures: Sequence[Measured]) -> tuple[Measured | None, Measure
 
 
 def _picture(sweep: Sweep, measures: Sequence[Measured]) -> list[Rods]:
-    """What decides, and the KL that it took."""
+    """The deciding numbers, and the KL that they took."""
     drawn = {one.key: by_setting(sweep, one) for one in measures}
     first = next((drawn[key] for key in DECIDES if key in drawn), NOTHING)
     return [first, drawn.get("kl", NOTHING)]
