@@ -93,7 +93,8 @@ def length_disentangling_loss(
     check_same_shape(quality=quality, of_length=of_length, lengths=lengths)
 
     def pearson(scores: Tensor) -> Tensor:
-        a, b = scores - scores.mean(), lengths.to(scores) - lengths.to(scores).mean()
+        a = scores - scores.mean()
+        b = lengths.to(scores) - lengths.to(scores).mean()
         return (a * b).sum() / (a.square().sum() * b.square().sum()).clamp(min=1e-12).sqrt()
 
     return pearson(quality).abs() - pearson(of_length)

@@ -71,7 +71,8 @@ def _foreign(name: str, given: Facts) -> Iterator[str]:
     """Every argument that this method does not take, with its name here; arguments of TRL's
     trainers first.
     """
-    kind, (first, last) = method_stage(name)[0], takes(name)
+    kind = method_stage(name)[0]
+    first, last = takes(name)
     for key in (key for key in given if key in FOREIGN):
         yield f"{key} is {advice(FOREIGN, key, [kind.name])} here"
     taken = {*FOREIGN, *first, *last, *SHARED, *kind.section.model_fields}
@@ -140,7 +141,8 @@ def _start(
     if tools is not None:
         settings = {**settings, "environment": {"tools": tools}}
     if isinstance(prompts, int):  # how many of them, where that is a key
-        settings, prompts = {**settings, "prompts": prompts}, None
+        settings = {**settings, "prompts": prompts}
+        prompts = None
     if data is not None and prompts is not None:
         raise ConfigError(
             f"tether.{name}: data and prompts are the same rows here: give one of them",
@@ -151,7 +153,8 @@ def _start(
     top = {key: settings.pop(key) for key in SHARED if key in settings and not compares}
     seed = {"seed": top["seed"]} if "seed" in top and "seed" in kind.section.model_fields else {}
     section = {**seed, **settings_values(settings, root, name)}
-    word, scorer = "data" if prompts is None else "prompts", None
+    word = "data" if prompts is None else "prompts"
+    scorer = None
     values = rows if isinstance(rows, str) else data_values(rows, root, word)
     if reward is not None or reward_weights is not None:
         talks = isinstance(values, dict) and are_conversations(rows, values)
@@ -222,7 +225,9 @@ def _run(recipe: BaseRecipe, chosen: Sequence[str], on_step: OnStep | None, prog
     from tether.cli.terminal.price import announce_price
     from tether.cli.terminal.results import show_verdict
 
-    root, console, began = Path(recipe.run), Terminal(quiet=not progress), time.monotonic()
+    root = Path(recipe.run)
+    console = Terminal(quiet=not progress)
+    began = time.monotonic()
     guarded = None if on_step is None else in_place(on_step, "the function of on_step")
     with bars(console, guarded, recipe.titles) as announce, _stopped_in_one_line():
         priced = partial(announce_price, recipe, chosen, announce)
@@ -255,7 +260,8 @@ def _stopped_in_one_line() -> Iterator[None]:
 def takes(name: str) -> tuple[list[str], list[str]]:
     """The arguments of a method: those that may go by place, and the keys of its section."""
     kind, fixed = method_stage(name)
-    fields, first = kind.section.model_fields, by_place(name)
+    fields = kind.section.model_fields
+    first = by_place(name)
     scored = "reward" in first
     last = ["reward_weights"] if scored else []
     last += ["tools"] if "environment" in fields else []
@@ -271,7 +277,8 @@ def takes(name: str) -> tuple[list[str], list[str]]:
 def _signature(name: str) -> inspect.Signature:
     """The signature that `help` and notebooks show."""
     first, last = takes(name)
-    word, only = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+    word = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    only = inspect.Parameter.KEYWORD_ONLY
     parameters = [
         inspect.Parameter(key, kind, default=None)
         for keys, kind in ((first, word), (last, only))

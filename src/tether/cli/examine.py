@@ -95,7 +95,8 @@ def report(
         print_line(str(write_overlay(directories, output)))
         return
     (directory,) = directories
-    page, root = write_report(directory, output), whole_run(directory)
+    page = write_report(directory, output)
+    root = whole_run(directory)
     whole = root == directory or (root / SWEEP).is_file()
     print_line(str(page) if whole else f"{page}#{anchor(directory.name)}")
 

@@ -261,7 +261,8 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
         }
         command(**given, **own)
 
-    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__name__ = command.__name__
+    run.__doc__ = command.__doc__
     run.__signature__ = inspect.Signature(parameters)
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run

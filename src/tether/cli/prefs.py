@@ -77,7 +77,8 @@ def agree(
     from tether.people.labels.agreement import agreement_report
     from tether.people.labels.quality import annotator_quality, suspicious
 
-    console, where = Terminal(), opened(store, round=round)
+    console = Terminal()
+    where = opened(store, round=round)
     names = names or output is None  # who reads the screen has the store; a file goes on to others
     cast = list(votes(where, round=round, names=names))
     with_gold = list(votes(where, round=round, names=names, gold=True))
@@ -86,12 +87,14 @@ def agree(
             f"{store}: no annotator has judged any of these pairs yet, and agreement leaves "
             "experts' judgments out",
         )
-    report, gold = agreement_report(cast, windows=windows), gold_answers(where)
+    report = agreement_report(cast, windows=windows)
+    gold = gold_answers(where)
     report["questions"] = {
         name: agreement_report(list(votes(where, round=round, question=name)))["overall"]
         for name in where.questions()
     }
-    quality, suspects = annotator_quality(with_gold, gold=gold), suspicious(with_gold, gold=gold)
+    quality = annotator_quality(with_gold, gold=gold)
+    suspects = suspicious(with_gold, gold=gold)
     counts = (
         f"{report['num_votes']:,} judgments of {report['num_items']:,} pairs by "
         f"{report['num_annotators']} people"

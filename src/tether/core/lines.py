@@ -37,7 +37,9 @@ class Lines:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path, self.place, self.file = path, 0, 0
+        self.path = path
+        self.place = 0
+        self.file = 0
         self.writing = self.left_out = 0
         self.is_inside = False
         """The place is within a line that is too long."""
@@ -60,7 +62,9 @@ class Lines:
             status = os.fstat(handle)
             if status.st_ino != self.file or status.st_size < self.place:
                 self.writing += self.file != 0
-                self.place, self.file, self.left_out = 0, status.st_ino, 0
+                self.place = 0
+                self.file = status.st_ino
+                self.left_out = 0
                 self.is_inside = False
             for _ in range(FAR):
                 file.seek(self.place)

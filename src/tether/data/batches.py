@@ -169,7 +169,8 @@ def _tree(sequences: Sequence[Encoded]) -> tuple[int, list[list[int]]]:
     prompts: dict[tuple[int, ...], list[int]] = {}
     for index, sequence in enumerate(sequences):
         prompts.setdefault(sequence.prompt, []).append(index)
-    first, last = min(prompts), max(prompts)  # in the order of the alphabet these two differ first
+    first = min(prompts)
+    last = max(prompts)  # in the order of the alphabet these two differ first
     shortest = min(map(len, prompts))
     return next((i for i in range(shortest) if first[i] != last[i]), shortest), list(
         prompts.values(),

@@ -92,7 +92,8 @@ class ChatEncoder:
         self.chat = ChatTemplate(tokenizer, template, stops)
         self.system_prompt = system_prompt
         self.rendered: Rendered = rendered
-        self.vocabulary, self.context_length = vocabulary, context_length
+        self.vocabulary = vocabulary
+        self.context_length = context_length
 
     @classmethod
     def described(cls, tokenizer: object, encoding: Facts) -> ChatEncoder:
@@ -323,7 +324,8 @@ class ChatEncoder:
         """The ids of a text that a model writes behind the ids of another one."""
         # an id of both texts may lie on both sides; behind other texts, none of this one does
         for other in (before, "\n", "a"):
-            own, both = self._tokenize(other), self._tokenize(other + text)
+            own = self._tokenize(other)
+            both = self._tokenize(other + text)
             if both[: len(own)] == own:
                 return both[len(own) :]
         return self._tokenize(text)

@@ -94,7 +94,8 @@ class ChatTemplate:
         _, before, waiting = self.render(probed, waiting=True).rpartition(_PROBES[0])
         _, after, answered = self.render((*probed, message), waiting=False).rpartition(_PROBES[0])
         shared = common_start(waiting, answered)
-        opening, reply = waiting.removeprefix(shared), answered.removeprefix(shared)
+        opening = waiting.removeprefix(shared)
+        reply = answered.removeprefix(shared)
         repeated = _repeated(opening, reply)
         if not (before and after and (shared or repeated)):
             raise DataError(
@@ -336,7 +337,9 @@ def _opened(message: Message, opening: str, reply: str) -> str:
 
 def _repeated(waiting: str, answered: str) -> str:
     """The longest beginning of a text with which another one ends, whatever their white space."""
-    prompt, again, repeated = "".join(waiting.split()), "", 0
+    prompt = "".join(waiting.split())
+    again = ""
+    repeated = 0
     for piece in PIECES.finditer(answered):
         again += piece[0].strip()
         if len(again) > len(prompt):

@@ -24,7 +24,9 @@ class BestOfStart:
     name = "best_of_n"
 
     def __init__(self, answers: HeldOutAnswers, reward: Scorer, sizes: Sequence[int]) -> None:
-        self.answers, self.reward, self.sizes = answers, reward, sizes
+        self.answers = answers
+        self.reward = reward
+        self.sizes = sizes
 
     def __call__(self, policy: MeasuredPolicy, step: int) -> Figures:
         best = favourites(

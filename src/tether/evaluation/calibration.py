@@ -54,7 +54,8 @@ def reliability_curve(
     ½ the model chose neither answer, so the outcome is ½. An outcome of 0 or 1 would add an error
     of ½ to a perfect "I don't know".
     """
-    predicted, observed = np.asarray(probabilities, dtype=np.float64), outcomes
+    predicted = np.asarray(probabilities, dtype=np.float64)
+    observed = outcomes
     if observed is None:
         observed = np.where(predicted == 0.5, 0.5, predicted > 0.5)
         predicted = np.maximum(predicted, 1.0 - predicted)

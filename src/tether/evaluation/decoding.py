@@ -54,7 +54,8 @@ class Decoding:
     name = "decoding"
 
     def __init__(self, answers: HeldOutAnswers, temperatures: Sequence[float]) -> None:
-        self.answers, self.temperatures = answers, temperatures
+        self.answers = answers
+        self.temperatures = temperatures
 
     def __call__(self, policy: MeasuredPolicy, step: int) -> Figures:
         result = Figures({})
@@ -121,7 +122,9 @@ def over_best_decoding(before: Columns, after: Columns, groups: Sequence[str]) -
             scores[:, width:],
             group_indices([row[-1] for row in rows]),
         )
-        own, start, value = list(ours)[contest.ours], list(theirs)[contest.theirs], contest.gain
+        own = list(ours)[contest.ours]
+        start = list(theirs)[contest.theirs]
+        value = contest.gain
     return {
         **value.as_dict(),
         "win_rate": _saddle(rates)[1].as_dict(),
@@ -224,7 +227,8 @@ def sharpening(
     if (beyond := gain(between, scores, groups)) is None:
         return {}
     share = 1 - beyond.value / whole.value if whole.value > 0 else 0.0
-    temperature, sure = below[1] + weight * (above[1] - below[1]), whole.low > 0 >= beyond.low
+    temperature = below[1] + weight * (above[1] - below[1])
+    sure = whole.low > 0 >= beyond.low
     return {"gain": whole.value, "share": share, "temperature": temperature, "sure": float(sure)}
 
 

@@ -20,7 +20,8 @@ class DistanceFromStart:
     name = "kl"
 
     def __init__(self, answers: HeldOutAnswers, reference: Role) -> None:
-        self.answers, self.reference = answers, reference
+        self.answers = answers
+        self.reference = reference
 
     def __call__(self, policy: MeasuredPolicy, step: int) -> Figures:
         moved = kl_to_reference(

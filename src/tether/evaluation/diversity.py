@@ -29,7 +29,8 @@ class Diversity:
     name = "diversity"
 
     def __init__(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
-        self.prompts, self.sampling = list(prompts), sampling
+        self.prompts = list(prompts)
+        self.sampling = sampling
 
     def __call__(self, policy: MeasuredPolicy, step: int) -> Figures:
         tell = count_of("answering", len(self.prompts))

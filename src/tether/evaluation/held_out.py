@@ -130,7 +130,8 @@ class HeldOutScores:
     name = "held_out"
 
     def __init__(self, answers: HeldOutAnswers, proxy: Scorer | None = None) -> None:
-        self.answers, self.proxy = answers, proxy
+        self.answers = answers
+        self.proxy = proxy
 
     def __call__(self, policy: MeasuredPolicy, step: int) -> Figures:
         return self.answers.scored(self.answers.of(policy), proxy=self.proxy)

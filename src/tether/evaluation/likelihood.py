@@ -24,7 +24,9 @@ class Fluency:
     """
 
     def __init__(self, role: Role, encoder: ChatEncoder, *, micro_batch_tokens: int = 1024) -> None:
-        self.role, self.encoder, self.micro_batch_tokens = role, encoder, micro_batch_tokens
+        self.role = role
+        self.encoder = encoder
+        self.micro_batch_tokens = micro_batch_tokens
         role.train_mode(False)
 
     @torch.no_grad()
@@ -74,7 +76,8 @@ def kl_to_reference(
     sums = torch.zeros(len(rollouts), dtype=torch.float64)
     sequences = [encoder.sampled(r) for r in rollouts]
     limit = min(role.document_tokens(micro_batch_tokens) for role in (policy, reference))
-    tell, read = count_of("comparing answers with the reference", len(rollouts)), 0
+    tell = count_of("comparing answers with the reference", len(rollouts))
+    read = 0
     for cut in cut_batches(sequences, micro_batch_tokens, document_tokens=limit):
         batch = make_batch([sequences[i] for i in cut], encoder.pad_id, document_tokens=limit).to(
             policy.device,

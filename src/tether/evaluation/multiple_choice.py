@@ -61,7 +61,8 @@ def encode_choice(tokenizer: PreTrainedTokenizerBase, context: str, choice: str)
     else:
         ids = tokenizer.encode(choice, add_special_tokens=False)
         start = first_token(tokenizer)
-        ids, length = ids if ids[:1] == [start] else [start, *ids], 1
+        ids = ids if ids[:1] == [start] else [start, *ids]
+        length = 1
     if len(ids) <= length:
         raise DataError(f"no token of its own: {choice!r:.40} merges with its context")
     return Encoded(tuple(ids), tuple(place >= length for place in range(len(ids))))
@@ -188,7 +189,8 @@ def calibration_estimate(
         that are all right would else leave no error.
     Trap: the value itself is biased upwards, as everyone's is, and nearer to the upper bound.
     """
-    value, count = expected_calibration_error(probabilities, outcomes), len(outcomes)
+    value = expected_calibration_error(probabilities, outcomes)
+    count = len(outcomes)
     if count < FEWEST_QUESTIONS:
         return without_interval(
             value,

@@ -71,7 +71,8 @@ def count_blind(right: Right, rate: float) -> StepCounts:
 
 def _expected(right: Right, called: Sequence[float]) -> StepCounts:
     """Counts where step k is called wrong with probability `called[k]`, independently."""
-    wrong, total = sum(c for r, c in zip(right, called, strict=True) if not r), sum(called)
+    wrong = sum(c for r, c in zip(right, called, strict=True) if not r)
+    total = sum(called)
     num_right = sum(right)
     first = next((k for k, r in enumerate(right) if not r), None)
     silent = math.prod(1.0 - c for c in called[:first])
@@ -128,7 +129,8 @@ def first_error_f1(counts: Array) -> Array:
     """Harmonic mean of the two accuracies: ProcessBench, Zheng et al. 2024,
     https://arxiv.org/abs/2412.06559.
     """
-    first, second = accuracy_erroneous(counts), accuracy_flawless(counts)
+    first = accuracy_erroneous(counts)
+    second = accuracy_flawless(counts)
     return np.where(
         np.isnan(first + second),
         math.nan,
@@ -204,7 +206,8 @@ def step_estimates(
 def _estimate(metric: Metric, sums: Array, confidence: float) -> Estimate:
     """One metric from the counts of each problem, (problems, counts)."""
     total = sums.sum(0)
-    value, without = float(metric(total)), metric(total - sums)
+    value = float(metric(total))
+    without = metric(total - sums)
     count = round(float(total[_COUNTED.get(metric, [ERRONEOUS, FLAWLESS])].sum()))
     sizes = [sums[:, columns].sum(1) for columns in _OBSERVATIONS[metric]]
     equal, trials = min(
@@ -248,7 +251,8 @@ def _spread(metric: Metric, total: Array, value: float) -> float:
     hits, false, spared, missed = total[:4]
     wrong = hits + missed
     whole = 2 * hits + false + missed
-    by_hits, by_false = 2 * (wrong + false) / whole**2, 2 * hits / whole**2
+    by_hits = 2 * (wrong + false) / whole**2
+    by_false = 2 * hits / whole**2
     variance = by_hits**2 * hits * missed / wrong
     variance += by_false**2 * false * spared / max(false + spared, 1.0)
     return float(variance * (whole - hits) / (value * (1 - value)))
@@ -329,7 +333,8 @@ def compare_with_chance(
     result: dict[str, Json] = {"thresholds": {}, "model": {}, "random": {}, "blind": {}}
     for family, metrics in FAMILIES.items():
         chooser = metrics[0] if mixed else step_f1
-        threshold, rate = best_threshold(labels, calibrated, chooser), best_rate(labels, chooser)
+        threshold = best_threshold(labels, calibrated, chooser)
+        rate = best_rate(labels, chooser)
         counts = {
             "model": [
                 count_calls(row, given, threshold)

@@ -58,7 +58,8 @@ class PolicyRanking(NamedTuple):
         return rows
 
     def _estimate(self, contrast: Array) -> Estimate:
-        value, count = float(contrast @ self.strengths), int(self.sizes.sum())
+        value = float(contrast @ self.strengths)
+        count = int(self.sizes.sum())
         if (groups := len(self.sizes)) < FEWEST_GROUPS:
             return without_interval(
                 value,
@@ -163,9 +164,11 @@ def _rest_and_weight(strengths: Array, design: Array, won: Array) -> tuple[Array
 
 def _influences(strengths: Array, design: Array, won: Array, owner: NDArray[np.intp]) -> Array:
     """By how much each group moves each strength, (groups, policies), with mean 0."""
-    groups, count = int(owner.max()) + 1, design.shape[1]
+    groups = int(owner.max()) + 1
+    count = design.shape[1]
     rest, weight = _rest_and_weight(strengths, design, won)
-    score, information = np.zeros((groups, count)), np.zeros((groups, count, count))
+    score = np.zeros((groups, count))
+    information = np.zeros((groups, count, count))
     np.add.at(score, owner, rest[:, None] * design)
     np.add.at(information, owner, weight[:, None, None] * design[:, :, None] * design[:, None])
     # 1/K makes the shift of all strengths, which nothing measures, solvable

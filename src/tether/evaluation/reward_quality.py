@@ -36,7 +36,8 @@ def marks(conversation: Conversation) -> int:
 
 
 def length_slice(comparison: Comparison) -> str:
-    chosen, rejected = words(comparison.chosen), words(comparison.rejected)
+    chosen = words(comparison.chosen)
+    rejected = words(comparison.rejected)
     if max(chosen, rejected) <= SIMILAR * min(chosen, rejected):
         return "alike"
     return "chosen longer" if chosen > rejected else "chosen shorter"
@@ -173,7 +174,8 @@ def calibration(difference: Array, groups: Sequence[str]) -> Json:
     prompts: two halves, each with the other's temperature. Guo et al. 2017,
     https://arxiv.org/abs/1706.04599.
     """
-    half, temperature = group_indices(groups) % 2, fit_temperature(difference)
+    half = group_indices(groups) % 2
+    temperature = fit_temperature(difference)
     parts = [difference[half == side] for side in (0, 1)]
     cooled = difference / temperature
     if all(map(len, parts)):
@@ -182,7 +184,8 @@ def calibration(difference: Array, groups: Sequence[str]) -> Json:
             difference / fit_temperature(parts[1]),
             difference / fit_temperature(parts[0]),
         )
-    probability, after = _sigmoid(difference), _sigmoid(cooled)
+    probability = _sigmoid(difference)
+    after = _sigmoid(cooled)
     return {
         "calibration_error": expected_calibration_error(probability),
         "reliability": reliability_curve(probability),

@@ -32,7 +32,8 @@ class ShortAnswers:
         *,
         max_new_tokens: int = 256,
     ) -> None:
-        self.prompts, self.check = list(prompts), check
+        self.prompts = list(prompts)
+        self.check = check
         self.max_new_tokens = max_new_tokens
 
     def __call__(self, policy: MeasuredPolicy, step: int) -> Figures:

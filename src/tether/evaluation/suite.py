@@ -221,7 +221,8 @@ def apart(first: Estimate, second: Estimate) -> Estimate:
     Equation: ``d − √((v_2 − l_2)² + (h_1 − v_1)²) … d + √((h_2 − v_2)² + (v_1 − l_1)²)``.
     Paper: Zou and Donner 2008, https://doi.org/10.1002/sim.3095.
     """
-    value, count = second.value - first.value, min(first.count, second.count)
+    value = second.value - first.value
+    count = min(first.count, second.count)
     if reason := first.reason or second.reason:
         return without_interval(value, count, reason.removeprefix(f"{TOO_FEW} "))
     low = value - math.hypot(second.value - second.low, first.high - first.value)

@@ -125,7 +125,8 @@ def _pair(row: int, first: Prompt, second: Prompt) -> PremisePair:
 
 def exchanged(prompt: Prompt) -> Prompt:
     """The same question with the texts of its two options exchanged."""
-    text, (a, b) = prompt.text, list(_OPTION.finditer(prompt.text))[-2:]
+    text = prompt.text
+    a, b = list(_OPTION.finditer(prompt.text))[-2:]
     turned = text[: a.start(2)] + b[2] + text[a.end(2) : b.start(2)] + a[2] + text[b.end(2) :]
     return replace(
         prompt,
@@ -158,7 +159,8 @@ def judge_premises(
     """
     from scipy.special import expit
 
-    a, b = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
+    a = np.asarray(first, dtype=np.float64)
+    b = np.asarray(second, dtype=np.float64)
     if a.shape != b.shape or len(a) != len(questions):
         raise ValueError(
             f"expected lists of one length, got {len(a)}, {len(b)} and {len(questions)}",

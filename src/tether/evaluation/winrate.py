@@ -156,7 +156,8 @@ def correlation(x: MaybeScores, y: MaybeScores) -> dict[str, float]:
     first, second, _ = _paired(x, y, None)
     if len(first) < 2 or np.ptp(first) == 0 or np.ptp(second) == 0:
         return {"pearson": math.nan, "spearman": math.nan}
-    pearson, spearman = pearsonr(first, second), spearmanr(first, second)
+    pearson = pearsonr(first, second)
+    spearman = spearmanr(first, second)
     return {"pearson": float(pearson.statistic), "spearman": float(spearman.statistic)}  # type: ignore[attr-defined]
 
 

@@ -64,7 +64,10 @@ class LocalChat:
         *,
         micro_batch_tokens: int | None = None,
     ) -> None:
-        self.name, self.engine, self.role, self.encoder = name, engine, engine.role, engine.encoder
+        self.name = name
+        self.engine = engine
+        self.role = engine.role
+        self.encoder = engine.encoder
         self.micro_batch_tokens = micro_batch_tokens or MICRO_BATCH_TOKENS.get(
             self.role.device.type,
             2**14,
@@ -157,7 +160,8 @@ class LocalChat:
             [pair for row in wanted for pair in row],
             device=self.role.device,
         ).unbind(-1)
-        questions, logprobs = replace(batch, predict=predict, targets=targets), []
+        questions = replace(batch, predict=predict, targets=targets)
+        logprobs = []
         values = iter(self.role.logprobs_of(self.role.hidden(batch), questions)[0].tolist())
         for row, branch in zip(wanted, branches, strict=True):
             shared = sum(islice(values, len(row) - len(branch.ends)))
@@ -174,7 +178,8 @@ class LocalChat:
         told: Told[Reply] = None,
     ) -> list[Reply]:
         """See core.protocols.ChatModel; as many at a time as the engine decodes at once."""
-        answers, prompts = PlacedAnswers(told), {}
+        answers = PlacedAnswers(told)
+        prompts = {}
         for place, conversation in enumerate(talks):
             messages = self._as_data(conversation)
             try:

@@ -56,7 +56,9 @@ WAIT, LONGEST_WAIT, LONGEST_ASKED = 0.5, 8.0, 60.0
 """Seconds before the first repetition, which double up to a limit, and the longest wait that a
 server may ask for.
 """
-NO_ANSWER, NO_CONNECTION, UNREADABLE = "no answer in time", "no connection", "unreadable answer"
+NO_ANSWER = "no answer in time"
+NO_CONNECTION = "no connection"
+UNREADABLE = "unreadable answer"
 CONTROL = re.compile(
     r"<(?=[|｜][^\s<>]{1,40}[|｜]>|/?s>|/?think>|(?:start|end)_of_turn>|[be]os>)|\[(?=/?INST\])",
 )
@@ -93,10 +95,15 @@ class ServedChat:
         self.config, self._key = config, config.key()
         self.name = f"{config.model} at {config.url}"
         self.spent: Counter[str] = Counter()
-        self.requests, self.tokens, self.margin, self.stopped = 0, 0, MARGIN_TOKENS, ""
-        self._level, self._length_name = 0, "max_tokens"
+        self.requests = 0
+        self.tokens = 0
+        self.margin = MARGIN_TOKENS
+        self.stopped = ""
+        self._level = 0
+        self._length_name = "max_tokens"
         self._left_out = set[str]()
-        self._fruitless, self._answered = 0, False
+        self._fruitless = 0
+        self._answered = False
         self._reserved, self._settled = 0, asyncio.Condition()
         key = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         self._client = HttpClient(key, LARGEST)
@@ -174,7 +181,8 @@ class ServedChat:
         told: Told[AnswerT],
     ) -> list[AnswerT]:
         """Every question once, `concurrency` of them under way at a time."""
-        answers, places = PlacedAnswers(told), iter(range(count))
+        answers = PlacedAnswers(told)
+        places = iter(range(count))
 
         async def work() -> None:
             for place in places:
@@ -275,7 +283,9 @@ class ServedChat:
         tools = conversation[0].tools
         # a reply is text: the model knows its tools and calls none
         how = how | ({"tools": json.loads(tools), "tool_choice": "none"} if tools else {})
-        messages, failures, reason = _wire_rows(conversation), 0, ""
+        messages = _wire_rows(conversation)
+        failures = 0
+        reason = ""
         while failures < self.config.attempts:
             body = self._body(messages, length, how, likeliest=likeliest)
             wait = min(LONGEST_WAIT, WAIT * 2**failures) * random.uniform(0.75, 1.0)
@@ -287,7 +297,8 @@ class ServedChat:
                 reason = str(lost)
             else:
                 if isinstance(answer, Completion):
-                    self._fruitless, self._answered = 0, True
+                    self._fruitless = 0
+                    self._answered = True
                     return answer, ""
                 if self._reworded(answer, body):
                     continue
@@ -321,7 +332,8 @@ class ServedChat:
         Raises:
             ModelError: every other request would meet the same, and the user can mend it.
         """
-        code, words = answer.status, self._words(answer)
+        code = answer.status
+        words = self._words(answer)
         # Some services refuse a single prompt so, which their moderation has flagged:
         # https://openrouter.ai/docs/errors.
         of_one = code == 403 and (self._answered or "flagged" in words)
@@ -347,10 +359,12 @@ class ServedChat:
         other = next((name for name in others if name not in sent), "max_completion_tokens")
         named = [name for name in (*FORM, *OPTIONAL) if _names(answer.words, name)]
         if "max_tokens" in sent and (others or "max_tokens" in named):
-            change, self._length_name = f"{other} in place of max_tokens", other
+            change = f"{other} in place of max_tokens"
+            self._length_name = other
         elif "logprobs" in sent and {"logprobs", "top_logprobs"} & {*named}:
             level = LADDER.index(sent["top_logprobs"]) + 1
-            change, self._level = f"top_logprobs = {LADDER[level]}", max(self._level, level)
+            change = f"top_logprobs = {LADDER[level]}"
+            self._level = max(self._level, level)
         elif field := next((name for name in named if name in OPTIONAL and name in sent), ""):
             change = f"no {field}"
             self._left_out.add(field)
@@ -368,7 +382,9 @@ def _wire_rows(conversation: Conversation) -> list[Json]:
     A tool's result names the call that it answers. Results without that name are taken in the order
     of the calls.
     """
-    rows, unanswered, number = [], list[str](), itertools.count()
+    rows = []
+    unanswered = list[str]()
+    number = itertools.count()
     for turn in conversation:
         row = turn.as_row() | {"content": CONTROL.sub(r"\g<0> ", turn.content)}
         calls = row.get("tool_calls", ())

@@ -190,7 +190,9 @@ class PairJudge:
     """
 
     def __init__(self, model: ChatModel, rubric: Rubric, *, temperature: float = 1.0) -> None:
-        self.model, self.rubric, self.temperature = model, rubric, temperature
+        self.model = model
+        self.rubric = rubric
+        self.temperature = temperature
         self.name = model.name
         if not isinstance(rubric, str):
             from tether.rewards.calling import Guarded  # which loads torch

@@ -77,7 +77,8 @@ def _is_alone(folder: Path) -> bool:
 
 def _check_bases(folder: Path) -> None:
     """Refuse an adapter whose base is itself, or an adapter that leads back to it."""
-    base, seen = folder, set[Path]()
+    base = folder
+    seen = set[Path]()
     while holds_adapter(base) and _is_alone(base):
         if base.resolve() in seen:
             raise ModelError(
@@ -213,7 +214,8 @@ def _tie(model: PreTrainedModel) -> None:
     """Let the output layer share the embedding's weight again, or say in the configuration that
     they differ now.
     """
-    shared, output = model.get_input_embeddings().get_parameter("weight"), Role(model).output_layer
+    shared = model.get_input_embeddings().get_parameter("weight")
+    output = Role(model).output_layer
     same = torch.equal(shared, output.weight)
     if same:
         output.weight = shared

@@ -28,7 +28,9 @@ def check_architecture(source: str, model: PreTrainedModel) -> None:
         ModelError: the model sees later tokens, its log-probabilities cannot be read from its last
             states, or it does not run.
     """
-    kind, role, head = type(model).__name__, Role(model), model.get_output_embeddings()
+    kind = type(model).__name__
+    role = Role(model)
+    head = model.get_output_embeddings()
     if head is None or not hasattr(head, "weight"):
         raise ModelError(
             f"{source}: {kind} has no output layer of its own, from which "
@@ -79,7 +81,8 @@ def _logits(role: Role) -> tuple[torch.Tensor, torch.Tensor]:
 
 def differences(model: Trunk) -> Iterator[str]:
     """One sentence for each thing that is done otherwise with this architecture than with most."""
-    proven, kind = Role(model).independence, type(model).__name__
+    proven = Role(model).independence
+    kind = type(model).__name__
     if not proven.packing:
         yield (
             f"{kind} lets texts in one row see each other, so every text has a row of its own "

@@ -41,7 +41,8 @@ def average_roles(roles: Sequence[Role], name: str, lora: LoraConfig) -> Role:
     """
     from peft.tuners.lora import LoraLayer
 
-    first, count = roles[0], len(roles)
+    first = roles[0]
+    count = len(roles)
     wide = {
         "rank": lora.rank * count,
         "alpha": lora.alpha / math.sqrt(count) if lora.rslora else lora.alpha,

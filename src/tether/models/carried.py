@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from tether.models.trunk import Trunk
 
 _SETS = ("target_modules", "exclude_modules", "modules_to_save")
-MERGED_ADAPTER, ADAPTER_WEIGHTS = "merged_adapter", "adapter_model.safetensors"
+MERGED_ADAPTER = "merged_adapter"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 DOWN, UP = "carried_down", "carried_up"
 """Buffers of a layer that carries a change."""
 Factors = Mapping[str, tuple[Tensor, Tensor]]
@@ -325,7 +326,8 @@ def rounding_of(
     rounding = Rounding(dtype) if others is None else others
     for name, (down, up) in factors.items():
         layer = bare_layer(without_adapters(model).get_submodule(name))
-        weight, carried = layer.get_parameter("weight"), change_of(layer)
+        weight = layer.get_parameter("weight")
+        carried = change_of(layer)
         merged = weight if carried is None else weight + carried
         rounding.add(_product(layer, down, up), merged)
     return rounding
@@ -414,7 +416,8 @@ def _forward(layer: Carrier, states: Tensor) -> Tensor:
     """
     from transformers.pytorch_utils import Conv1D
 
-    down, up = layer.carried_down, layer.carried_up
+    down = layer.carried_down
+    up = layer.carried_up
     if states.dtype == torch.float32 or layer.weight.dtype != states.dtype:  # or held in 4 bits
         return type(layer).forward(layer, states) + linear(linear(states, down), up)
     weight = layer.weight if isinstance(layer, Conv1D) else layer.weight.T

@@ -86,7 +86,8 @@ class _Trial:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.run, self.device = run, device
+        self.run = run
+        self.device = device
         self.same = SAME.get(dtype, 2e-2)
         generator = torch.Generator().manual_seed(0)
 
@@ -149,7 +150,8 @@ class _Trial:
     def rows(self, masks: bool) -> tuple[bool, bool]:
         """Two results: no token sees a later one; rows beside each other get the states that each
         gets alone."""
-        first, second = self._beside(self.long, 0, masks), self._beside(self.other, 1, masks)
+        first = self._beside(self.long, 0, masks)
+        second = self._beside(self.other, 1, masks)
         if self._unmoved(first[:6], second[:6]):
             return True, agrees(first, self.alone_short)
         return self._unmoved(first[:6], self._beside(self.long, 1, masks)[:6]), False
@@ -174,7 +176,8 @@ def agrees(states: Tensor, expected: Tensor) -> bool:
 
     In few bits a router of experts may send a token elsewhere, so the median decides there.
     """
-    difference, exact = relative_difference(states, expected), expected.dtype in EQUAL
+    difference = relative_difference(states, expected)
+    exact = expected.dtype in EQUAL
     return bool(
         (difference.max() if exact else difference.median()) <= EQUAL.get(expected.dtype, 0.1),
     )
@@ -182,7 +185,8 @@ def agrees(states: Tensor, expected: Tensor) -> bool:
 
 def relative_difference(states: Tensor, expected: Tensor) -> Tensor:
     """(time, dim) states -> (time,) how far each is from the expected one, relative to that."""
-    states, expected = states.flatten(0, -2).float(), expected.flatten(0, -2).float()
+    states = states.flatten(0, -2).float()
+    expected = expected.flatten(0, -2).float()
     return (states - expected).norm(dim=-1) / expected.norm(dim=-1).clamp(min=1e-12)
 
 

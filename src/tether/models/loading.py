@@ -87,7 +87,8 @@ class LoadedModel:
 
     def manifest(self) -> dict[str, object]:
         """Entries of a run's manifest on the model and its machine."""
-        device, dtype = self.model.device, str(self.model.dtype).removeprefix("torch.")
+        device = self.model.device
+        dtype = str(self.model.dtype).removeprefix("torch.")
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         model = {"source": self.source, "digest": self.digest, "dtype": dtype, "device": name}
         return {
@@ -114,13 +115,16 @@ def load_model(config: ModelConfig, *, seed: int = 0, on_host: bool = False) -> 
         ModelError: it cannot be found or loaded; the message says what was tried.
     """
     check_model_source(config)
-    dtype, device = pick_dtype(config.dtype, config.device), pick_device(config.device)
+    dtype = pick_dtype(config.dtype, config.device)
+    device = pick_device(config.device)
     if config.quantize:
         require(LIBRARY, "model.quantize", "quantize")
     if config.source == TINY:
         from tether.models.tiny import tiny_model, tiny_tokenizer
 
-        model, tokenizer, source = cast(tiny_model(seed), dtype), tiny_tokenizer(), TINY
+        model = cast(tiny_model(seed), dtype)
+        tokenizer = tiny_tokenizer()
+        source = TINY
     else:
         model, tokenizer, source = from_pretrained("CausalLM", config, dtype)
     model.to("cpu" if on_host or config.quantize else device).eval().requires_grad_(False)
@@ -243,7 +247,8 @@ def _stop_ids(
     speech: Speech | None,
 ) -> tuple[int, ...]:
     if config.stop_tokens:
-        ids, none = tokenizer.get_vocab(), tokenizer.unk_token_id
+        ids = tokenizer.get_vocab()
+        none = tokenizer.unk_token_id
         unknown = [token for token in config.stop_tokens if ids.get(token, none) == none]
         if unknown:
             raise ModelError(

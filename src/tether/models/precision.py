@@ -30,7 +30,8 @@ def cast(model: TrunkT, dtype: torch.dtype) -> TrunkT:
     model.
     """
     causal = without_adapters(model)
-    made, always = _made(causal, dtype), _kept_in_float32(causal, dtype)
+    made = _made(causal, dtype)
+    always = _kept_in_float32(causal, dtype)
     own = {id(tensor): name.replace(".base_layer.", ".") for name, tensor in _tensors(causal)}
     for module in model.modules():
         for key, tensor in [*module._parameters.items(), *module._buffers.items()]:

@@ -92,7 +92,8 @@ def dequantized(role: Role) -> Role:
     """
     from peft import get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 
-    causal, adapter = role.causal_model, role.adapter
+    causal = role.causal_model
+    adapter = role.adapter
     if not is_quantized(causal):
         return role
     config = role.model.peft_config[adapter] if adapter is not None else None
@@ -116,7 +117,8 @@ def dequantized(role: Role) -> Role:
                 "cpu",
                 causal.dtype,
             )
-            plain.weight, plain.bias = nn.Parameter(weight, requires_grad=False), layer.bias
+            plain.weight = nn.Parameter(weight, requires_grad=False)
+            plain.bias = layer.bias
             hand_over(layer, plain)
             setattr(parent, name, plain.train(layer.training))
         causal.is_loaded_in_4bit = False

@@ -218,7 +218,8 @@ def base_noted(stage: Path, digest: str | None = None) -> str | None:
     return str(place or noted["source"])
 
 
-ROLE_KINDS, ROLE_DTYPES = ("policy", "reward", "process"), ("float32", "bfloat16")
+ROLE_KINDS = ("policy", "reward", "process")
+ROLE_DTYPES = ("float32", "bfloat16")
 ENSEMBLE, OBJECTIVES = "ensemble.json", "objectives.json"
 """Files that name several roles which score together: members of an ensemble, or one role an
 objective.

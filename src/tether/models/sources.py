@@ -23,7 +23,8 @@ def check_model_source(config: ModelConfig) -> None:
         MissingFileError: one of them is not there.
         ConfigError: the source is neither a folder nor the name of a model.
     """
-    source, folder = config.source, Path(config.source).expanduser()
+    source = config.source
+    folder = Path(config.source).expanduser()
     is_gguf = folder.suffix == ".gguf"
     looks_local = is_gguf or source.startswith((".", "/", "~")) or exists(source)
     files = [folder] if is_gguf else [folder / "config.json", folder / ADAPTER_FILE]

@@ -56,7 +56,8 @@ def target_names(
             would not be what is saved.
     """
     causal = Role(model).causal_model
-    layers, learning = _layers(causal), learning_layers(model)
+    layers = _layers(causal)
+    learning = learning_layers(model)
     able = {
         name
         for name, layer in layers.items()
@@ -118,7 +119,8 @@ def learning_layers(model: Trunk) -> set[str]:
     role.activate()
     inner = {*role.decoder.modules()}
     inside = {name: layer for name, layer in _layers(role.causal_model).items() if layer in inner}
-    reached, starts = set[str](), list[Tensor]()
+    reached = set[str]()
+    starts = list[Tensor]()
 
     def followed(name: str, layer: nn.Module, _: object, output: object) -> object:
         if not isinstance(output, Tensor):
@@ -159,7 +161,8 @@ def kept_layers(config: PretrainedConfig, lora: LoraConfig) -> list[int] | None:
 def _check(model: Trunk, able: Set[str], lora: LoraConfig, scores: bool) -> None:
     role = Role(model)
     causal = role.causal_model
-    layers, kind = _layers(causal), type(causal).__name__
+    layers = _layers(causal)
+    kind = type(causal).__name__
     output, embedding = map(bare_layer, (role.output_layer, causal.get_input_embeddings()))
     for target in lora.targets:
         matches = {name: layer for name, layer in layers.items() if _ends(name, target)}

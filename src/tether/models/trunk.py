@@ -81,7 +81,8 @@ def context_length(config: object) -> int:
     names = ("max_position_embeddings", "n_positions", "max_seq_len", "context_length")
     length = next(filter(None, (setting(config, name) for name in names)), 2**31)
     rope = setting(config, "rope_parameters") or {}
-    kind, factor = rope.get("rope_type"), rope.get("factor") or 1.0
+    kind = rope.get("rope_type")
+    factor = rope.get("factor") or 1.0
     if kind == "yarn" and (first := rope.get("original_max_position_embeddings")):
         return max(length, int(first * factor))
     return int(length * factor) if kind in ("linear", "dynamic", "yarn") else int(length)
@@ -215,7 +216,8 @@ class Role:
         masks = masks and self.takes_positions and not reach
         if parameter.is_meta:  # shapes alone show nothing
             return Independence(packing=self.takes_positions, masks=masks)
-        bare, training = Role(self.causal_model), self.model.training
+        bare = Role(self.causal_model)
+        training = self.model.training
         self.model.eval()
         try:
             with torch.no_grad():
@@ -414,7 +416,8 @@ class Role:
         """
         head = self.output_layer
         softcap = self._softcap
-        weight, bias = head.weight, head.bias
+        weight = head.weight
+        bias = head.bias
         if not padded and self.num_tokens < len(weight):
             weight = weight[: self.num_tokens]
             bias = None if bias is None else bias[: self.num_tokens]

@@ -27,7 +27,8 @@ def unpacked(rows: bool) -> Iterator[None]:
     single sequences.
     """
     _put_in_place()
-    before, _PASS.unpacked = _PASS.unpacked, rows
+    before = _PASS.unpacked
+    _PASS.unpacked = rows
     try:
         yield
     finally:

@@ -75,7 +75,8 @@ class GoldJudge:
         background: Sequence[Prompt],
         usual: Sequence[str] = (),
     ) -> None:
-        self.embedder, self.fluency = embedder, fluency
+        self.embedder = embedder
+        self.fluency = fluency
         self.good, self.bad = (
             {kind: embedder.embed(rows[side]) for kind, rows in ANCHORS.items()}
             for side in ("good", "bad")
@@ -116,7 +117,8 @@ class GoldJudge:
         end: Tensor,
         fluency: float,
     ) -> Score:
-        kind, words = str(prompt.metadata["kind"]), re.findall(r"[a-z']+", response.lower())
+        kind = str(prompt.metadata["kind"])
+        words = re.findall(r"[a-z']+", response.lower())
         if not words:
             return Score(0.0, dict.fromkeys(WEIGHTS, 0.0))
         belongs = float(

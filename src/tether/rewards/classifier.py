@@ -112,7 +112,8 @@ class ClassifierReward:
         pads, or where config.json and tokenizer name different tokens, that is another place than
         the attention mask says.
         """
-        ids, counts = batch["input_ids"], batch["attention_mask"].bool()
+        ids = batch["input_ids"]
+        counts = batch["attention_mask"].bool()
         present = torch.zeros(int(ids.max()) + 2, dtype=torch.bool, device=ids.device)
         present[ids[counts]] = True
         rows = self.model.get_input_embeddings().get_parameter("weight").shape[0]

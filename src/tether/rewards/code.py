@@ -135,7 +135,8 @@ def _child(program: str, asks: list[list[str]], end: float) -> list[Outcome]:
 
 
 def _child_in(scratch: str, program: str, asks: list[list[str]], end: float) -> list[Outcome]:
-    token, worker = secrets.token_hex(16), os.getpid()
+    token = secrets.token_hex(16)
+    worker = os.getpid()
     answers, answers_in = os.pipe()
     printed, printed_in = os.pipe()
     errors, errors_in = os.pipe()
@@ -260,7 +261,8 @@ def _answers(program: str, asks: list[list[str]]) -> list[Outcome]:
         atexit._run_exitfuncs()
         return [["gave", None]]
     # Now: tests below `if __name__ == "__main__":` run, the program's do not.
-    sys.modules["__main__"], module.__name__ = module, "__main__"
+    sys.modules["__main__"] = module
+    module.__name__ = "__main__"
     return [_asked(kind, ask, module.__dict__) for kind, ask in asks]
 
 

@@ -73,9 +73,11 @@ def read_tests(given: JsonValue) -> tuple[CodeTest, ...]:
 def _runs(row: Json) -> Iterator[CodeTest]:
     """The runs or calls of a row {input, output} or {inputs, outputs}."""
     if "inputs" in row:
-        inputs, rights = row["inputs"], row.get("outputs")
+        inputs = row["inputs"]
+        rights = row.get("outputs")
     else:
-        inputs, rights = [row.get("input")], [row.get("output")]
+        inputs = [row.get("input")]
+        rights = [row.get("output")]
     name = row.get("fn_name")
     if (
         not (isinstance(inputs, list) and isinstance(rights, list) and inputs)
@@ -154,7 +156,8 @@ class _Asserted:
                 if name not in self.functions and _ASSERTING.match(name):
                     return True
                 if name in self.functions and name not in callers:
-                    parts, callers = [*parts, *self.functions[name].body], (*callers, name)
+                    parts = [*parts, *self.functions[name].body]
+                    callers = (*callers, name)
         return any(self.holds(part, callers) for part in parts)
 
     def _swallows(self, handler: ast.ExceptHandler) -> bool:

@@ -36,7 +36,8 @@ class RandomReward:
 
 def random_reward(parts: RewardParts) -> RewardSource:
     """The random reward; where a recipe checks answers, these checks judge."""
-    control, config = RandomReward(parts.seed), parts.section.verifiable
+    control = RandomReward(parts.seed)
+    config = parts.section.verifiable
     return CheckedControl(control, VerifiableReward(config)) if config else control
 
 
@@ -44,7 +45,9 @@ class CheckedControl(AbstractContextManager["CheckedControl"]):
     """A control in the place of checked answers: the control trains, the check judges."""
 
     def __init__(self, control: RewardSource, check: VerifiableReward) -> None:
-        self.control, self.check, self.name = control, check, control.name
+        self.control = control
+        self.check = check
+        self.name = control.name
 
     def __exit__(self, *_: object) -> None:
         self.check.__exit__()

@@ -85,7 +85,9 @@ def check_arguments(function: Function, prompts: Iterable[Prompt]) -> None:
     Raises:
         RewardError: no row has a column of an argument's name.
     """
-    parameters, row, fault = _parameters(function), dict[str, object](), None
+    parameters = _parameters(function)
+    row = dict[str, object]()
+    fault = None
     if "completions" not in parameters:
         return
     for prompt in prompts:

@@ -120,7 +120,8 @@ def _sum(scores: Mapping[str, Score], weights: Mapping[str, float]) -> Score:
     failed = [reason for reason in absent.values() if not reason.endswith(NO_SCORE)]
     if failed or len(absent) == len(scores):
         return Score(None, reason="; ".join(dict.fromkeys(failed or absent.values())))
-    total, parts = 0.0, dict[str, float]()
+    total = 0.0
+    parts = dict[str, float]()
     steps = defaultdict[int, float](float)
     for call, name in zip(scores, _part_names(tuple(scores)), strict=True):
         score = scores[call]

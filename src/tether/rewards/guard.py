@@ -37,15 +37,18 @@ READABLE = (
 )
 # none that gives memory: pages of /dev/zero that are shared stay when they are not mapped any more
 DEVICES = ("/dev/null", "/dev/urandom")
-MEBIBYTE, OPEN_FILES = 1 << 20, 64
+MEBIBYTE = 1 << 20
+OPEN_FILES = 64
 
 _CALLS: dict[str, dict[str, list[int]]] = tomllib.loads(
     (Path(__file__).parent / "syscalls.toml").read_text(encoding="utf-8"),
 )
-_REFUSED, _JUDGED = _CALLS["refused"], _CALLS["judged"]
+_REFUSED = _CALLS["refused"]
+_JUDGED = _CALLS["judged"]
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 _FILES = (1 << 13) - 1  # Landlock's rights as they were first; later ones are added by its version
-_READ, _WRITE = 1 << 2 | 1 << 3, 1 << 1 | 1 << 2 | 1 << 3 | 1 << 5 | 1 << 8 | 1 << 14
+_READ = 1 << 2 | 1 << 3
+_WRITE = 1 << 1 | 1 << 2 | 1 << 3 | 1 << 5 | 1 << 8 | 1 << 14
 _ARGUMENTS = {"first": 16, "second": 24, "third": 32}  # where a filter finds them, in bytes
 # the last call that syscalls.toml knows (file_setattr of Linux 6.17); newer ones do not exist for a
 # program
@@ -145,7 +148,8 @@ def _landlock(library: ctypes.CDLL, scratch: str | None) -> bool:
         return False
     handled = _FILES | 1 << 13 | 1 << 14 | (1 << 15 if version >= 5 else 0)
     # TCP; abstract sockets and signals
-    network, scope = (3 if version >= 4 else 0), (3 if version >= 6 else 0)
+    network = 3 if version >= 4 else 0
+    scope = 3 if version >= 6 else 0
     attributes = struct.pack("QQQ", handled, network, scope)[
         : 8 if version < 4 else 16 if version < 6 else 24
     ]

@@ -167,7 +167,8 @@ def read_number(text: str) -> Fraction | None:
 
 def number_in(text: str) -> Fraction | None:
     """The number of a text, or the only one behind its first words, as in "a total of 5"."""
-    number, text = read_number(text), unstyled(text)
+    number = read_number(text)
+    text = unstyled(text)
     words = _WORDS.match(text)
     if number is not None or words is None or _LABEL.search(words[0]):
         return number

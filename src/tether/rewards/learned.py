@@ -123,7 +123,9 @@ class TextReward:
     """
 
     def __init__(self, source: LearnedReward | EnsembleReward, encoder: ChatEncoder) -> None:
-        self.source, self.encoder, self.name = source, encoder, source.name
+        self.source = source
+        self.encoder = encoder
+        self.name = source.name
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
         """One score a rollout; a conversation that the reward model's template refuses, or an empty
@@ -157,7 +159,8 @@ class Scorers:
     """
 
     def __init__(self, roles: Sequence[Role], encoder: ChatEncoder) -> None:
-        self.members, self.encoder = as_members(roles), encoder
+        self.members = as_members(roles)
+        self.encoder = encoder
         for member in self.members:
             member.train_mode(False)
 

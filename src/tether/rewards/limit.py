@@ -39,7 +39,10 @@ class FailureLimit:
         *,
         needs_steps: bool = False,
     ) -> None:
-        self.source, self.share, self.name, self.ask = source, share, source.name, ask
+        self.source = source
+        self.share = share
+        self.name = source.name
+        self.ask = ask
         self.needs_steps = needs_steps
         self.reasons: Counter[str] = Counter()
         self.recent: deque[tuple[Counter[str], int]] = deque(maxlen=WINDOW)

@@ -48,7 +48,8 @@ def known_number(answer: object) -> Fraction:
 
 
 def same_number(given: str, answer: object, tolerance: float = 0.0) -> float:
-    right, value = known_number(answer), number_in(given)
+    right = known_number(answer)
+    value = number_in(given)
     return float(value is not None and abs(value - right) <= tolerance * max(1, abs(right)))
 
 
@@ -59,7 +60,8 @@ def same_gsm8k(given: str, answer: object) -> float:
 
 def same_mathematics(given: str, answer: object) -> float:
     """Equal as written, as numbers, or in the judgement of math-verify."""
-    given, right = unstyled(given), unstyled(str(answer))
+    given = unstyled(given)
+    right = unstyled(str(answer))
     has_words = "\\text" in right
     if _squeezed(given, has_words=has_words) == _squeezed(right, has_words=has_words):
         return 1.0
@@ -69,7 +71,8 @@ def same_mathematics(given: str, answer: object) -> float:
     kinds = [set(_KIND.findall(text)) for text in (given, right)]
     if all(kinds) and kinds[0] != kinds[1]:
         return 0.0
-    given, right = _BASE.sub("", given), _BASE.sub("", right)
+    given = _BASE.sub("", given)
+    right = _BASE.sub("", right)
     return float(any(_same_values(form, right) for form in _ROUNDED.split(given)))
 
 
@@ -85,9 +88,11 @@ def _same_values(given: str, right: str) -> bool:
         return False  # of 5x = 5 no side is the answer
     if len(sides) > 1 and constant and not _SIDES.search(right):
         return all(_same_values(side, right) for side in map(unstyled, constant))
-    first, second = read_number(given), read_number(right)
+    first = read_number(given)
+    second = read_number(right)
     if first is None or second is None or ("=" in given and "=" in right):
-        given, right = _UNIT.sub("", given), _UNIT.sub("", right)
+        given = _UNIT.sub("", given)
+        right = _UNIT.sub("", right)
         if not _meanings(right):
             raise ValueError(f"math-verify cannot read the known answer {right!r:.80}")
         return any(_same(a, b) for a in _meanings(right) for b in _meanings(given))
@@ -100,7 +105,8 @@ def _same(right: Basic | MatrixBase, given: Basic | MatrixBase) -> bool:
     from sympy import Expr
 
     if isinstance(right, Expr) and isinstance(given, Expr) and right.is_number and given.is_number:
-        a, b = right.doit(), given.doit()
+        a = right.doit()
+        b = given.doit()
         exact = b == 0 or a.is_infinite or b.is_infinite or (a.is_Rational and b.is_Rational)
         if exact or a == b:
             return a == b

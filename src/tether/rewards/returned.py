@@ -92,7 +92,8 @@ def as_score(value: object, source: str = "the reward function") -> Score:
     except RewardError as error:
         return Score(None, reason=f"{source} returned {error}")
     except Exception as error:  # noqa: BLE001 - a user's object may raise anything
-        kind, raised = type(value).__name__, redact(error_words(error))
+        kind = type(value).__name__
+        raised = redact(error_words(error))
         return Score(
             None,
             reason=f"{source} returned a {kind} that cannot be read: it raised {raised}",

@@ -188,7 +188,9 @@ class _Worker:
     def _reply(self, process: subprocess.Popen[bytes], seconds: float) -> CheckResult:
         """The next line; without one in time, or at all, the process is ended."""
         assert process.stdout is not None
-        readable, text, deadline = select.poll(), b"", time.monotonic() + seconds
+        readable = select.poll()
+        text = b""
+        deadline = time.monotonic() + seconds
         readable.register(process.stdout, select.POLLIN)
         while not text.endswith(b"\n"):
             if not readable.poll(1000 * max(0.0, deadline - time.monotonic())):

@@ -25,11 +25,13 @@ from tether.rewards.guard import limit
 
 FILES, THREADS = 1024, 512
 """Files and threads that a program may have at a time."""
-_NEW_MOUNTS, _NEW_USER = 0x20000, 0x10000000
+_NEW_MOUNTS = 0x20000
+_NEW_USER = 0x10000000
 _USERS = 0x70000000
 """First of the user ids that no system hands out; a program has the one of its process's number."""
 # MS_PRIVATE, of all below; MS_NOSUID, MS_NODEV, MS_NOEXEC
-_PRIVATE, _HARMLESS = 1 << 18 | 1 << 14, 1 << 1 | 1 << 2 | 1 << 3
+_PRIVATE = 1 << 18 | 1 << 14
+_HARMLESS = 1 << 1 | 1 << 2 | 1 << 3
 _MEMORY = "VmRSS", "VmSwap", "VmPTE"
 """Memory of a process: pages, those that were swapped out, and the tables of pages, which no limit
 of the kernel bounds.
@@ -81,7 +83,8 @@ def _with_own_users(library: ctypes.CDLL) -> bool:
     """Mounts and users of this process's own, where it stays who it is; for those who may not
     mount.
     """
-    user, group = os.geteuid(), os.getegid()
+    user = os.geteuid()
+    group = os.getegid()
     if library.unshare(_NEW_MOUNTS | _NEW_USER) != 0:
         return False
     try:
@@ -107,7 +110,8 @@ def excess(process: int, folder: str, *, num_bytes: int, file_bytes: int, memory
         return f"more than {THREADS} threads"
     if _is_mounted(process, folder):
         return ""  # the kernel bounds it
-    count, total = 0, _held(process, file_bytes)
+    count = 0
+    total = _held(process, file_bytes)
     for entry in os.scandir(folder):
         with contextlib.suppress(FileNotFoundError):  # gone in between
             count += 1

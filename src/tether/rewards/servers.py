@@ -32,7 +32,8 @@ ROLLOUTS, SCORES = TypeAdapter(Sequence[Rollout]), TypeAdapter(list[Score])
 """From these to JSON and back."""
 
 
-_DESCRIBED, _SCORED = TypeAdapter(dict[str, str]), TypeAdapter(dict[str, list[Score]])
+_DESCRIBED = TypeAdapter(dict[str, str])
+_SCORED = TypeAdapter(dict[str, list[Score]])
 
 
 class ServedReward:
@@ -56,7 +57,9 @@ class ServedReward:
         folder: Path,
         digest: str,
     ) -> None:
-        self.name, self.batch, self.digest = name, config.batch, digest
+        self.name = name
+        self.batch = config.batch
+        self.digest = digest
         self.pool: ServerPool | None = None
         if servers is None:
             return

@@ -75,7 +75,8 @@ class VerifiableReward(AbstractContextManager["VerifiableReward"]):
         target = "tether.rewards.verifiable:make_check"
         seconds = config.time_limit
         if config.kind == "code":  # a program's time is up before its worker's is
-            target, settings = "tether.rewards.code:make_runner", {"seconds": seconds}
+            target = "tether.rewards.code:make_runner"
+            settings = {"seconds": seconds}
             seconds += CODE_GRACE
             if missing := code.missing_guards():
                 once(
@@ -146,7 +147,8 @@ class VerifiableReward(AbstractContextManager["VerifiableReward"]):
         share, reason = code.verdicts(tests, outcomes)
         correct = share if self.config.credit == "share" else float(share == 1.0)
         if program is None:
-            correct, reason = 0.0, f"no program found (looked for: {', '.join(self.config.marks)})"
+            correct = 0.0
+            reason = f"no program found (looked for: {', '.join(self.config.marks)})"
         return {"correct": correct, **format_part(self.config.pattern, text)}, reason
 
     def _score(self, reply: CheckResult, outcome: Callable[[object], _Outcome]) -> Score:
@@ -299,7 +301,8 @@ def score_entry(given: str, answer: JsonValue, task: str, config: Json, entry: s
     """The task's own score of an answer. If a scorer raises on this answer and accepts the known
     one, the answer is wrong.
     """
-    dataset, original = _dataset(task, json.dumps(config)), ast.literal_eval(entry)
+    dataset = _dataset(task, json.dumps(config))
+    original = ast.literal_eval(entry)
     try:
         return dataset.score_answer(given, original)
     except MemoryError:

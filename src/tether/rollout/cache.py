@@ -63,7 +63,8 @@ class SlotLayer(DynamicLayer):
         if self.owner.in_place:
             _written.layer = self
             return key_states, value_states
-        lengths, width = self.owner.lengths, self.owner.width
+        lengths = self.owner.lengths
+        width = self.owner.width
         assert self.store is not None
         rows = torch.arange(len(lengths), device=lengths.device)
         for stored, new in zip(self.store, (key_states, value_states), strict=True):
@@ -123,7 +124,9 @@ class SlotCache(DynamicCache):
                 f"the local engine cannot decode a model with {what}: it keeps keys "
                 "and values of every layer",
             )
-        self.num_slots, self.capacity, self.in_place = num_slots, capacity, in_place
+        self.num_slots = num_slots
+        self.capacity = capacity
+        self.in_place = in_place
         windows = layer_windows(config)
         self.windows = dict(zip(kinds, windows, strict=True))
         self.slots = [SlotLayer(self, window) for window in windows]

@@ -9,8 +9,10 @@ from tether.data.chat import ChatEncoder, Encoded
 def as_rollout(conversation: Conversation, encoder: ChatEncoder | None) -> Rollout:
     """A conversation as if its last turn had been sampled; without an encoder by its text alone."""
     encoded = Encoded((), ()) if encoder is None else encoder.conversation(conversation, "last")
-    ids, length = encoded.ids, encoded.prompt_length
-    prompt, text = Prompt(conversation[:-1]), conversation[-1].content
+    ids = encoded.ids
+    length = encoded.prompt_length
+    prompt = Prompt(conversation[:-1])
+    text = conversation[-1].content
     return Rollout(
         ids[:length],
         ids[length:],

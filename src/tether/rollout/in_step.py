@@ -63,7 +63,8 @@ class StepDecoder:
         role.activate()
         if self.name is None:
             return role.states(ids)[:, -1]
-        start, width = self.ids.shape[1] - ids.shape[1], self.ids.shape[1]
+        start = self.ids.shape[1] - ids.shape[1]
+        width = self.ids.shape[1]
         places = (
             {"position_ids": torch.arange(start, width, device=ids.device).expand_as(ids)}
             if role.takes_positions
@@ -116,7 +117,9 @@ def _draw(
     prompts: list[int],
 ) -> list[list[Drawn]]:
     """All responses to prompts of one length; rows leave when they end."""
-    role, sampling, count = decoder.role, draws.sampling, draws.num_samples
+    role = decoder.role
+    sampling = draws.sampling
+    count = draws.num_samples
     ids = torch.tensor([draws.rows[i] for i in prompts], device=role.device)
     hidden = decoder.begin(ids).repeat_interleave(count, 0)
     decoder.keep(torch.arange(len(prompts), device=role.device).repeat_interleave(count))

@@ -68,8 +68,10 @@ class LocalEngine:
         from tether.rollout.decoding import engine_decoder
         from tether.rollout.proof import step_decoder
 
-        self.role, self.encoder = role, encoder
-        self.decoder, self.cpu_kernels = engine_decoder(role, cpu_kernels=cpu_kernels), cpu_kernels
+        self.role = role
+        self.encoder = encoder
+        self.decoder = engine_decoder(role, cpu_kernels=cpu_kernels)
+        self.cpu_kernels = cpu_kernels
         self.in_step = step_decoder(role, self.decoder)
         self.max_rows = max_rows
         self.context_length = context_length
@@ -161,16 +163,17 @@ class SlotDecoding:
         from tether.rollout.cache import SlotCache, rows_that_fit
         from tether.rollout.graphs import Graphs
 
-        self.engine, self.role = engine, engine.role
-        self.sampling, self.seed = sampling, seed
+        self.engine = engine
+        self.role = engine.role
+        self.sampling = sampling
+        self.seed = seed
         self.decoder, self.prefix = engine.decoder, _common_prefix(prompts)
-        self.prompts, self.prompt_ordinals = prompts, ordinals
+        self.prompts = prompts
+        self.prompt_ordinals = ordinals
         self.num_samples = num_samples
         self.device = self.role.device
-        stays, capacity = (
-            capacity > 0,
-            capacity or max(map(len, prompts), default=0) + sampling.max_new_tokens,
-        )
+        stays = capacity > 0
+        capacity = capacity or max(map(len, prompts), default=0) + sampling.max_new_tokens
         count = len(prompts) * num_samples
         wanted = count if stays else min(max(engine.max_rows, num_samples), count)
         slots = min(
@@ -225,11 +228,13 @@ class SlotDecoding:
         while groups:
             count = min(groups, max(1, budget // (len(self.prompts[self.waiting[0]]) - shared)))
             self._enter(count, free[: count * self.num_samples])
-            free, groups = free[count * self.num_samples :], groups - count
+            free = free[count * self.num_samples :]
+            groups = groups - count
 
     def _enter(self, groups: int, slots: list[int]) -> None:
         """The next `groups` prompts take these slots, each for all of its samples."""
-        numbers, count = [self.waiting.popleft() for _ in range(groups)], self.num_samples
+        numbers = [self.waiting.popleft() for _ in range(groups)]
+        count = self.num_samples
         places = self._sent(slots)
         hidden = self._prefill([self.prompts[i] for i in numbers], places)
         if self.hidden is None:
@@ -251,11 +256,13 @@ class SlotDecoding:
             samples[:, None].expand_as(positions),
             positions,
         )
-        self.active[places], self.steps[places] = True, 0
+        self.active[places] = True
+        self.steps[places] = 0
         self.lengths[places] = lengths
         requests = [number * count + sample for number in numbers for sample in range(count)]
         for slot, request, (_, _, length) in zip(slots, requests, counters, strict=True):
-            self.request[slot], self.cached[slot] = request, length
+            self.request[slot] = request
+            self.cached[slot] = length
             self.responses[slot] = []
         self.rows = max(self.rows, max(slots) + 1)
 
@@ -263,7 +270,8 @@ class SlotDecoding:
         """Keys and values of some prompts into the slots of all their samples; the state after each
         prompt, (prompts, dim).
         """
-        shared, places = len(self.prefix), torch.arange(len(prompts), device=self.device)
+        shared = len(self.prefix)
+        places = torch.arange(len(prompts), device=self.device)
         width = max(map(len, prompts)) - shared
         ids = torch.full((len(prompts), width), self.engine.encoder.pad_id)
         for row, prompt in enumerate(prompts):
@@ -300,7 +308,8 @@ class SlotDecoding:
         it stops the row into `report`. A double holds any id and any float32 exactly.
         """
         assert self.hidden is not None
-        rows, active = self.rows, self.active[: self.rows]
+        rows = self.rows
+        active = self.active[: self.rows]
         uniforms = self.uniforms[torch.arange(rows, device=self.device), self.steps[:rows]]
         logits = self.role.logits(self.hidden[:rows], self.decoder.head)
         tokens, logprobs = sample_tokens(
@@ -340,7 +349,8 @@ class SlotDecoding:
                 self.sampling,
                 [token for token, _ in response],
             ):
-                reason, cut[row] = StopReason.STOP_STRING, True
+                reason = StopReason.STOP_STRING
+                cut[row] = True
             if reason is not StopReason.LENGTH or len(response) == self.sampling.max_new_tokens:
                 self.finished[self.request[row]] = drawn_of(response, reason)
                 self._free(row)
@@ -349,7 +359,8 @@ class SlotDecoding:
 
     def _free(self, row: int) -> None:
         """The host's side of a slot that is left."""
-        self.request[row], self.cached[row] = -1, 0
+        self.request[row] = -1
+        self.cached[row] = 0
 
     def _close_up(self) -> None:
         """Without waiting prompts, the last rows move into free slots, and fewer are decoded."""
@@ -380,7 +391,8 @@ class SlotDecoding:
         Args:
             reads: for each row whether it goes on; unset: those of a request do.
         """
-        rows, cache = self.rows, self.cache
+        rows = self.rows
+        cache = self.cache
         cache.lengths = self.lengths[:rows]
         cache.width = self.graphs.width(max(self.cached[:rows]) + 1, cache.capacity)
         self.graphs.run(("decode", rows, cache.width), self._decode)
@@ -402,7 +414,8 @@ def _common_prefix(prompts: Sequence[Ids]) -> Ids:
     """Common beginning of several prompts, short of the last token of the shortest."""
     if len(prompts) < 2:
         return ()
-    first, last = min(prompts), max(prompts)  # in the order of the alphabet these two differ first
+    first = min(prompts)
+    last = max(prompts)  # in the order of the alphabet these two differ first
     limit = min(map(len, prompts)) - 1
     same = next((i for i in range(limit) if first[i] != last[i]), limit)
     return first[:same]

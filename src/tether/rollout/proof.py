@@ -18,7 +18,9 @@ from tether.rollout.decoding import Decoder, TreeDecoder
 from tether.rollout.in_step import StepDecoder
 
 logger = logging.getLogger(__name__)
-SLOTS, IN_STEP, WHOLE = "slots", "in step", "whole"
+SLOTS = "slots"
+IN_STEP = "in step"
+WHOLE = "whole"
 KNOWN_WINDOWS = {"sliding_window"}
 """Settings of the reach of attention that `rollout.cache` reads; others are by place, of which rows
 in slots have others.
@@ -45,7 +47,8 @@ def step_decoder(role: Role, decoder: Decoder) -> StepDecoder | None:
     """
     if not isinstance(decoder, TreeDecoder):
         return None  # it has been compared with the model already
-    model, training = role.causal_model, role.model.training
+    model = role.causal_model
+    training = role.model.training
     key = (
         role.attention,
         decoder.in_place,
@@ -57,7 +60,8 @@ def step_decoder(role: Role, decoder: Decoder) -> StepDecoder | None:
         role.train_mode(False)
         _WAYS[key] = _way(role, decoder)
         role.train_mode(training)
-    kind, way = type(model).__name__, _WAYS[key]
+    kind = type(model).__name__
+    way = _WAYS[key]
     if way == SLOTS:
         return None
     once(logger.warning, SLOWER[way], kind)
@@ -104,13 +108,15 @@ def _by_slots(role: Role, decoder: TreeDecoder, ids: Tensor, way: str) -> Tensor
         )
     for product in decoder.products:
         product.refresh()
-    lengths, device = torch.tensor([9, 6], device=role.device), role.device
+    lengths = torch.tensor([9, 6], device=role.device)
+    device = role.device
     cache = SlotCache(role.causal_model.config, 2, 13, in_place=decoder.in_place)
     _, prefix = decoder.prefill(ids[:1, :3], [])
     states, layers = decoder.prefill(ids[:, 3:9], prefix, lengths - 3)
     for slot, (keys, values) in zip(cache.slots, layers, strict=True):
         slot.fill(torch.arange(2, device=device), keys, values, 13)
-    of_long, of_short = [states[0, 5]], [states[1, 2]]
+    of_long = [states[0, 5]]
+    of_short = [states[1, 2]]
     for _ in range(7):
         cache.lengths = lengths.clamp(max=12)
         cache.width = int(cache.lengths.max()) + 1

@@ -23,7 +23,9 @@ CPU_STRIP_ELEMENTS = 2**20
 """Number of logits that are sampled from at a time on a CPU. The float32 copies then stay in its
 caches.
 """
-_GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_GOLDEN = 0x9E3779B97F4A7C15
+_MIX_1 = 0xBF58476D1CE4E5B9
+_MIX_2 = 0x94D049BB133111EB
 
 
 def counter_uniform(seed: int, ordinals: Tensor, samples: Tensor, positions: Tensor) -> Tensor:

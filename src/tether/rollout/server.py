@@ -84,8 +84,12 @@ class EngineServer(JsonServer):
                 body,
             ),
         }
-        self.base, self.load, self.unload = base, load, unload
-        self.context, self.vocabulary, self.alone = context, vocabulary, alone
+        self.base = base
+        self.load = load
+        self.unload = unload
+        self.context = context
+        self.vocabulary = vocabulary
+        self.alone = alone
         self.begun: float | None = None
         self.engines: dict[str, LocalEngine] = {}
         self.asked: queue.Queue[Asked | Callable[[], None] | None] = queue.Queue()
@@ -169,8 +173,10 @@ class EngineServer(JsonServer):
         """Status and answer of a request for samples, or for the log-probabilities of a prompt
         (`prompt_logprobs`).
         """
-        words, back = GenerateRequest.model_validate(body), queue.Queue[Result]()
-        ids, given = words.token_ids, words.sampling_params
+        words = GenerateRequest.model_validate(body)
+        back = queue.Queue[Result]()
+        ids = words.token_ids
+        given = words.sampling_params
         outside = next(
             (i for i in (*ids, *given.stop_token_ids) if not 0 <= i < self.vocabulary),
             None,
@@ -231,7 +237,8 @@ class EngineServer(JsonServer):
 
     def adapt(self, what: str, body: Json) -> Answer:
         """Load or unload an adapter; a name is never given to another one."""
-        words, back = AdapterRequest.model_validate(body), queue.Queue[tuple[int, str]]()
+        words = AdapterRequest.model_validate(body)
+        back = queue.Queue[tuple[int, str]]()
         name = words.lora_name
 
         def task() -> tuple[int, str]:

@@ -84,8 +84,10 @@ class Models(Received):
     data: list[Model] = Field(min_length=1)
 
 
-DRAWN, SCORED = TypeAdapter(DrawnAnswer), TypeAdapter(ScoredAnswer)
-MODELS, WEIGHTS = TypeAdapter(Models), TypeAdapter(dict[str, JsonValue])
+DRAWN = TypeAdapter(DrawnAnswer)
+SCORED = TypeAdapter(ScoredAnswer)
+MODELS = TypeAdapter(Models)
+WEIGHTS = TypeAdapter(dict[str, JsonValue])
 
 
 class _Words(BaseModel):

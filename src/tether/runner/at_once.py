@@ -59,9 +59,13 @@ def run_at_once(launch: Launch) -> Json:
 
 
 def _run_in(slots: Mapping[str, Mapping[str, str]], launch: Launch) -> Json:
-    root, task = launch.root, launch.recipe.model_dump_json(exclude_unset=True)
-    jobs, bar = launch.jobs, launch.progress("sweep") if launch.progress else None
-    left, running, failed = [*jobs], dict[str, RunningJob](), list[RunningJob]()
+    root = launch.root
+    task = launch.recipe.model_dump_json(exclude_unset=True)
+    jobs = launch.jobs
+    bar = launch.progress("sweep") if launch.progress else None
+    left = [*jobs]
+    running = dict[str, RunningJob]()
+    failed = list[RunningJob]()
     ending = False
     try:
         with Stopping() as stopping:
@@ -114,7 +118,8 @@ def job_slots(
                 "has one of its own. Give a smaller number",
             )
         return {gpu: {**waiting, "CUDA_VISIBLE_DEVICES": gpu} for gpu in own}
-    machine, sizes = machine_for(recipe.model.device), row_sizes(recipe, names)
+    machine = machine_for(recipe.model.device)
+    sizes = row_sizes(recipe, names)
     peak = number * plan(recipe, machine, sizes=sizes, stages=names, advise=False).peak
     if peak > machine.memory:
         raise ConfigError(

@@ -40,14 +40,17 @@ class Budgets:
         began: float,
         budget: Budget = None,
     ) -> None:
-        self.clock, self.began, self.budget = clock, began, budget
+        self.clock = clock
+        self.began = began
+        self.budget = budget
         self.before = {job.folder: seconds_of(job.folder) for job in jobs}
         self.left = [job for job in jobs if not job.finished]
         self.first = True
 
     def limit(self, job: AnyJob) -> TimeLimit:
         """The limit of a job that begins; without a budget it never ends."""
-        own, whole = dict(job.settings).get("budget"), self.budget
+        own = dict(job.settings).get("budget")
+        whole = self.budget
         began = self.began if self.first and whole is None else self.clock()
         self.first = False
         self.left = [other for other in self.left if other.folder != job.folder]

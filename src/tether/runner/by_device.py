@@ -83,7 +83,8 @@ def sized(
     Args:
         rows, shape, prompt_tokens: as in `plan`, which calls the first `sizes`.
     """
-    config, usual = shape_config(recipe.model, shape), RowSizes(prompt=prompt_tokens)
+    config = shape_config(recipe.model, shape)
+    usual = RowSizes(prompt=prompt_tokens)
     for name in names:
         keys = list(_open(recipe, name))
         for turn in range(2 if keys else 0):
@@ -128,7 +129,8 @@ def _larger(section: Any, keys: Sequence[str], turn: int) -> dict[str, int]:
 
 def _recorded(recipe: BaseRecipe, name: str) -> Json:
     """The sizes with which a run began this stage; empty where there is none."""
-    root, number = Path(recipe.run), 1 if recipe.repeat and name != "sft" else None
+    root = Path(recipe.run)
+    number = 1 if recipe.repeat and name != "sft" else None
     homes = (root, *sorted(root.glob("sweep/*")))  # all combinations have the same sizes
     configs = (round_folder(home, number) / name / "config.json" for home in homes)
     config = next(filter(Path.is_file, configs), None)

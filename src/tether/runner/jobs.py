@@ -58,7 +58,8 @@ def by_run(jobs: Iterable[AnyJob]) -> list[list[AnyJob]]:
 
 def before(job: AnyJob, jobs: Sequence[AnyJob]) -> list[AnyJob]:
     """The jobs on which a job depends, directly or through others, in their order."""
-    needs, chosen = {*job.needs}, list[AnyJob]()
+    needs = {*job.needs}
+    chosen = list[AnyJob]()
     for other in reversed(jobs):
         if other.folder in needs and other.folder != job.folder:
             chosen.insert(0, other)
@@ -187,7 +188,9 @@ def _identified(recipe: BaseRecipe) -> Iterator[tuple[str, AnyJob]]:
 
 def _moved(job: AnyJob, folders: Mapping[Path, Path]) -> AnyJob:
     """The job, with the folders of its dependencies where they are."""
-    scorer, start, model = job.scorer, job.start, job.model
+    scorer = job.scorer
+    start = job.start
+    model = job.model
     if scorer is not None and scorer.parent in folders:
         scorer = folders[scorer.parent] / scorer.name
     if start is not None and start in folders:

@@ -120,7 +120,8 @@ class EvaluationSection(PromptedSection):
     def work(self, counts: Counts) -> StageWork:
         trained = counts.sampling and counts.sampling.temperature
         own = self.temperature or trained
-        answers, models = self.samples * len({own, *self.temperatures}), 1 + counts.policies
+        answers = self.samples * len({own, *self.temperatures})
+        models = 1 + counts.policies
         words = f"{counts.rows or 'all'} prompts × {plural(answers, 'answer')} of {models} models"
         turns = counts.rows and models * ceil(counts.rows * answers / self.engine_rows)
         return StageWork(words, turns)

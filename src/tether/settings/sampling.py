@@ -276,7 +276,8 @@ class OnlineSection(RewardedSection):
 
     def work(self, counts: Counts) -> StageWork:
         assert isinstance(self, SampledConfig)
-        steps, prompts = plural(self.steps, "step"), plural(self.prompts_per_step, "prompt")
+        steps = plural(self.steps, "step")
+        prompts = plural(self.prompts_per_step, "prompt")
         answers = (
             f"{plural(self.samples_per_prompt, 'answer')} × up to {self.max_new_tokens} tokens"
         )

@@ -220,7 +220,8 @@ def method_stage(name: str) -> tuple[StageKind, Json]:
 def by_place(name: str) -> list[str]:
     """The arguments of a method that may go by place; a reward only where the caller chooses it."""
     kind, fixed = method_stage(name)
-    fields, example = kind.section.model_fields, kind.section.model_construct(**fixed)
+    fields = kind.section.model_fields
+    example = kind.section.model_construct(**fixed)
     rows = "prompts" if example.kind is Prompt and "prompts" not in fields else "data"
     scored = "reward_source" in fields and example.scorer is not None
     rest = (("reward", scored), ("judge", "judge" in fields))

@@ -49,7 +49,8 @@ class PairLoss:
                 f"loss {config.loss!r} "
                 f"{'needs a' if config.needs_reference else 'takes no'} reference",
             )
-        self.config, self.likelihoods = config, likelihoods
+        self.config = config
+        self.likelihoods = likelihoods
 
     def __call__(self, rankings: Sequence[Ranking], num_pairs: int) -> tuple[Tensor, Tensor]:
         """The loss of these rankings' pairs over `num_pairs`, and the responses' rewards, detached.
@@ -57,7 +58,8 @@ class PairLoss:
         The reward of a response is what the loss compares: beta times its log ratio, or its mean
         log-probability.
         """
-        config, pairs = self.config, pairs_of(rankings)
+        config = self.config
+        pairs = pairs_of(rankings)
         logprobs, mask, reference = self.likelihoods(sequences_of(rankings))
         lengths = mask.sum(-1)
         rewards = logprobs.sum(-1) - reference
@@ -143,7 +145,9 @@ class Direct:
         *,
         ranks: Ranks = ALONE,
     ) -> None:
-        self.config, self.role, self.encoder = config, policy, encoder
+        self.config = config
+        self.role = policy
+        self.encoder = encoder
         self.ranks = ranks
         self.likelihoods = Likelihoods(
             policy=policy,
@@ -194,7 +198,8 @@ class Direct:
         progress: Progress | None = None,
     ) -> Json:
         """The same on pairs of token ids."""
-        start, config = time.perf_counter(), self.config
+        start = time.perf_counter()
+        config = self.config
         self.likelihoods.begin(
             sequences_of((*split.train, *split.test)),
             run.path / "reference.safetensors",
@@ -222,7 +227,8 @@ def leads_of(
     rewards: Sequence[Sequence[float]],
 ) -> tuple[list[float], list[float]]:
     """By how much each pair's chosen response is ahead, and its label."""
-    pairs, values = pairs_of(list(chain(*micros))), torch.tensor(list(chain(*rewards)))
+    pairs = pairs_of(list(chain(*micros)))
+    values = torch.tensor(list(chain(*rewards)))
     return (values[pairs.chosen] - values[pairs.rejected]).tolist(), pairs.probability
 
 

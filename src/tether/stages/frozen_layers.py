@@ -42,7 +42,8 @@ class FrozenStates:
         distinct = list({s.ids: s for s in sequences}.values())
         dtype = next(role.model.parameters()).dtype
         assert role.common_depth, "build.checks has found layers below the first adapter"
-        dim, total = role.causal_model.config.get_text_config().hidden_size, sum(map(len, distinct))
+        dim = role.causal_model.config.get_text_config().hidden_size
+        total = sum(map(len, distinct))
         needed = total * dim * dtype.itemsize / 1e9
         self.states: dict[tuple[int, ...], Tensor] = {}
         self.gigabytes = 0.0
@@ -57,7 +58,8 @@ class FrozenStates:
         self.gigabytes = needed
         role.train_mode(False)
         for cut, batch in batches_for(role, distinct, pad_id, micro_batch_tokens):
-            states, sequences = role.common(batch), [distinct[i] for i in cut]
+            states = role.common(batch)
+            sequences = [distinct[i] for i in cut]
             assert states is not None
             parts = states.flatten(0, 1)[batch.places].split([len(s) for s in sequences])
             self.states |= {s.ids: part for s, part in zip(sequences, parts, strict=True)}

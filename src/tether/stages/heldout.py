@@ -209,7 +209,8 @@ class HeldOut:
         """The metrics of the detector of that name: how much of the gain so far a temperature of
         the start would explain.
         """
-        key, own = _headline(columns), self.answers.sampling.temperature
+        key = _headline(columns)
+        own = self.answers.sampling.temperature
         rows = [
             row
             for row in read_jsonl(self.run.path / "heldout.jsonl")
@@ -286,8 +287,11 @@ class HeldOut:
         of the prompts is judged at the step that the other half would have kept (`judged_by`).
         `measured` has the means of all prompts at every step.
         """
-        measured, end, groups = self.run.held_out(), self.kept, self.groups
-        start, choice = min(measured), self._choice(measured)
+        measured = self.run.held_out()
+        end = self.kept
+        groups = self.groups
+        start = min(measured)
+        choice = self._choice(measured)
         of_answers = self.config.kept_figure[1] in COLUMNS
         halves = self.learner is not None and of_answers
         choices = chosen_by_others(choice, groups) if halves else [None] * len(groups)
@@ -327,7 +331,8 @@ class HeldOut:
         """The control of decoding: this column of start and policy beside those at the other
         temperatures.
         """
-        own, others = self.answers.sampling.temperature, self.run.decoded()
+        own = self.answers.sampling.temperature
+        others = self.run.decoded()
         sides = [
             {
                 own: scores,

@@ -73,7 +73,9 @@ class KTO:
         *,
         ranks: Ranks = ALONE,
     ) -> None:
-        self.config, self.role, self.encoder = config, policy, encoder
+        self.config = config
+        self.role = policy
+        self.encoder = encoder
         self.ranks = ranks
         self.likelihoods = Likelihoods(
             policy=policy,
@@ -160,7 +162,8 @@ class KTO:
             DataError: nothing can be used, all responses are of one class, or all answer one
                 prompt.
         """
-        start, config = time.perf_counter(), self.config
+        start = time.perf_counter()
+        config = self.config
         split = prepare_feedback(rows, config, self.encoder)
         plan = _without_lone_prompts(
             plan_updates(len(split.train), config.prompts_per_update, config.epochs, config.seed),
@@ -200,10 +203,12 @@ class KTO:
         paper asks.
         """
         verdicts = [verdict for judged in train for verdict in judged.desirable]
-        good, bad = verdicts.count(True), verdicts.count(False)
+        good = verdicts.count(True)
+        bad = verdicts.count(False)
         self.weights = self.config.weights(good, bad)
         of_desirable, of_undesirable = self.weights.values()
-        balance, (low, high) = of_desirable * good / (of_undesirable * bad), RECOMMENDED_BALANCE
+        balance = of_desirable * good / (of_undesirable * bad)
+        low, high = RECOMMENDED_BALANCE
         if not low - 1e-9 <= balance <= high + 1e-9:
             warnings.warn(
                 f"kto: λ_D n_D / λ_U n_U is {balance:.3g} with {good} desirable and {bad} "

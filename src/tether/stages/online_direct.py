@@ -57,7 +57,8 @@ def best_and_worst(
         rollouts, scores: prompt after prompt; a failed score is left out.
         missing_stop_penalty: taken off the score of a response that did not end in time.
     """
-    pairs, skipped = [], {"tied": 0, "failed": 0}
+    pairs = []
+    skipped = {"tied": 0, "failed": 0}
     values = penalised_scores(rollouts, scores, missing_stop_penalty)
     for start in range(0, len(rollouts), samples_per_prompt):
         samples = [
@@ -118,7 +119,8 @@ class OnlineDirect:
         """Sample, score, take the best and the worst of each prompt, and one update on these
         pairs.
         """
-        clock, config = Clock(), self.config
+        clock = Clock()
+        config = self.config
         rollouts, scores = sample_and_score(
             self.engine,
             self.reward,

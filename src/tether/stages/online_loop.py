@@ -89,7 +89,9 @@ def train(
         DataError: there are no prompts.
         RewardError: the reward source fails too often; the last whole step is saved.
     """
-    config, start, limit = stage.config, time.perf_counter(), time_limit()
+    config = stage.config
+    start = time.perf_counter()
+    limit = time_limit()
     ranks = stage.learner.ranks
     if not prompts:
         raise DataError(f"{type(stage).__name__} needs at least one prompt")

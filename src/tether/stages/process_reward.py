@@ -48,7 +48,9 @@ class ProcessRewardModeling:
     ) -> None:
         if role.head is None or role.head.outputs != config.outputs:
             raise ValueError(f"the role needs a head of {config.outputs} outputs")
-        self.config, self.role, self.head = config, role, role.head
+        self.config = config
+        self.role = role
+        self.head = role.head
         self.ranks = ranks
         columns = config.label_column, config.problem_column
         self.encoder = StepEncoder(
@@ -63,7 +65,8 @@ class ProcessRewardModeling:
         """L = -(1/N) sum log p(label of a step | all before and in it), N the labels of the whole
         update.
         """
-        start, num_targets = time.perf_counter(), sum(s.num_targets for s in solutions)
+        start = time.perf_counter()
+        num_targets = sum(s.num_targets for s in solutions)
 
         def loss(micro: list[Solution]) -> tuple[Tensor, Tensor]:
             logits = self._logits(micro)
@@ -154,7 +157,8 @@ class ProcessRewardModeling:
         Raises:
             DataError: no solution can be used for training.
         """
-        start, config = time.perf_counter(), self.config
+        start = time.perf_counter()
+        config = self.config
         train, calibration, test, skipped = self.prepare(rows)
         plan = plan_updates(len(train), config.solutions_per_update, config.epochs, config.seed)
         loop = SupervisedLoop(

@@ -72,7 +72,9 @@ class RewardModeling:
         order_seed: int | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
-        self.config, self.role, self.encoder = config, role, encoder
+        self.config = config
+        self.role = role
+        self.encoder = encoder
         self.ranks = ranks
         self.order_seed = config.seed if order_seed is None else order_seed
         self.frozen: FrozenStates | None = None
@@ -85,7 +87,8 @@ class RewardModeling:
         https://arxiv.org/abs/2203.02155). ODIN's terms give their gradient alone: the loss stays
         that of the ranking, and an empty micro-batch has the heads' overlap.
         """
-        micros, num_pairs = self.micro_batches(rankings), sum(len(r.chosen) for r in rankings)
+        micros = self.micro_batches(rankings)
+        num_pairs = sum(len(r.chosen) for r in rankings)
         weight = self.config.disentangle_length
         slopes, overlap = (
             (self._length_slopes(micros), self._overlap()) if weight else ({}, torch.zeros(()))
@@ -94,7 +97,8 @@ class RewardModeling:
         def loss(micro: list[Ranking]) -> tuple[Tensor, Tensor]:
             if not micro:
                 return _gradient_alone(weight * overlap), overlap.new_zeros(0)
-            sequences, pairs = sequences_of(micro), pairs_of(micro)
+            sequences = sequences_of(micro)
+            pairs = pairs_of(micro)
             heads = self.heads(sequences)
             sides = to_device(torch.tensor([pairs.chosen, pairs.rejected]), heads.device)
             chosen, rejected = (heads.sum(-1)[side] for side in sides)
@@ -106,7 +110,8 @@ class RewardModeling:
             return total, chosen - rejected
 
         def metrics(measured: list[list[float]]) -> Metrics:
-            leads, labels = list(chain(*measured)), pairs_of(list(chain(*micros))).probability
+            leads = list(chain(*measured))
+            labels = pairs_of(list(chain(*micros))).probability
             heads = {"head_overlap": float(overlap.detach())} if weight else {}
             return {
                 "accuracy": share_in_order(leads, labels),
@@ -242,7 +247,8 @@ class RewardModeling:
         progress: Progress | None = None,
     ) -> Json:
         """`train` on rows that are already encoded."""
-        start, train = time.perf_counter(), split.train
+        start = time.perf_counter()
+        train = split.train
         config = self.config.model_copy(update={"seed": self.order_seed})
         plan = plan_updates(len(train), config.prompts_per_update, config.epochs, config.seed)
         if config.keep_states_gb and self.frozen is None:
@@ -367,10 +373,12 @@ class Distillation(RewardModeling):
 
     def update(self, rankings: Sequence[Ranking]) -> Update[list[Ranking]]:
         """One update towards the teachers' scores."""
-        micros, count = self.micro_batches(rankings), sum(len(r.sequences) for r in rankings)
+        micros = self.micro_batches(rankings)
+        count = sum(len(r.sequences) for r in rankings)
 
         def loss(micro: list[Ranking]) -> tuple[Tensor, Tensor]:
-            sequences, pairs = sequences_of(micro), pairs_of(micro)
+            sequences = sequences_of(micro)
+            pairs = pairs_of(micro)
             scores = self.heads(sequences)[:, 0]
             targets = to_device(
                 torch.tensor([self.targets[s.ids] for s in sequences], dtype=scores.dtype),
@@ -410,8 +418,10 @@ def evaluate_members(
     `spread` is the mean over responses of the members' standard deviation; `correlation` is
     Pearson's between the scores of two members, over all pairs of members.
     """
-    table, pairs = _table(members, rankings), pairs_of(rankings)
-    rows, together = table.tolist(), combine_members(table).tolist()
+    table = _table(members, rankings)
+    pairs = pairs_of(rankings)
+    rows = table.tolist()
+    together = combine_members(table).tolist()
 
     def accuracy(scores: Sequence[float]) -> Json:
         chosen, rejected = ([scores[i] for i in side] for side in (pairs.chosen, pairs.rejected))

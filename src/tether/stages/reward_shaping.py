@@ -97,7 +97,9 @@ class RewardShaping:
         A response that ends within `overlong_buffer` tokens of the limit gets a share of
         `overlong_penalty`.
         """
-        config, rollouts, device = self.config, experience.rollouts, experience.mask.device
+        config = self.config
+        rollouts = experience.rollouts
+        device = experience.mask.device
         penalties = config.missing_stop_penalty * to_device(
             torch.tensor([float(not r.finished) for r in rollouts]),
             device,
@@ -128,7 +130,9 @@ class RewardShaping:
         """Rewards of single steps, each at the step's last token by the policy and over the
         baseline of all steps of its group; penalties last.
         """
-        mask, device, rows = experience.mask, experience.mask.device, self.scaled(experience.scores)
+        mask = experience.mask
+        device = experience.mask.device
+        rows = self.scaled(experience.scores)
         ends = [
             torch.tensor(
                 [max(0, r.written_before(end + 1) - 1) for end, _ in s.steps],
@@ -219,7 +223,8 @@ class RewardShaping:
         Trap: division by a group's deviation comes before a KL in tokens or in the loss, and after
         a KL in the response's score.
         """
-        config, spread = self.config, metrics["reward/proxy_std"]
+        config = self.config
+        spread = metrics["reward/proxy_std"]
         _, unit = self.normalizer or (0.0, 1.0)
         if not kl_coefficient or config.step_rewards or not spread > 0:
             return {}

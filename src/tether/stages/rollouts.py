@@ -79,7 +79,8 @@ def sample_and_score(
 
     A sample is a function of the seed and of the prompt's place in the run (`ordinals`).
     """
-    ordinals, count = ordinals[: len(prompts)], config.samples_per_prompt
+    ordinals = ordinals[: len(prompts)]
+    count = config.samples_per_prompt
     groups = engine.generate(
         prompts,
         config.sampling,
@@ -373,7 +374,9 @@ def step_metrics(
         coefficient: the KL's weight; None without a reference.
         critic: there are values, and rewards a token.
     """
-    mask, rollouts, responses = experience.mask, experience.rollouts, experience.mask.any(-1)
+    mask = experience.mask
+    rollouts = experience.rollouts
+    responses = experience.mask.any(-1)
     metrics = sample_metrics(rollouts, experience.scores)
     seen = experience.written_mask & experience.has_logprobs[:, None]
     if spreads := [score.parts["spread"] for score in experience.scores if "spread" in score.parts]:

@@ -41,14 +41,17 @@ class SFT:
         *,
         ranks: Ranks = ALONE,
     ) -> None:
-        self.config, self.role, self.encoder = config, role, encoder
+        self.config = config
+        self.role = role
+        self.encoder = encoder
         self.ranks = ranks
         self.heldout: Sequence[Encoded] = ()
         """The conversations that `train` holds out."""
 
     def update(self, conversations: Sequence[Encoded]) -> Update[TokenBatch]:
         """L = -(1/N) sum log p(token), N all counted tokens of the update, however it is cut up."""
-        start, num_tokens = time.perf_counter(), sum(c.num_trained for c in conversations)
+        start = time.perf_counter()
+        num_tokens = sum(c.num_trained for c in conversations)
 
         def loss(batch: TokenBatch) -> tuple[Tensor, Tensor]:
             logprobs, _ = self.role.logprobs(batch)
@@ -107,7 +110,8 @@ class SFT:
         Raises:
             DataError: no demonstration can be used.
         """
-        start, config = time.perf_counter(), self.config
+        start = time.perf_counter()
+        config = self.config
         split = encoded_split(demonstrations, config, self.encoder, "sft", "demonstrations")
         plan = plan_updates(len(split.train), config.batch_size, config.epochs, config.seed)
         self.heldout = split.test

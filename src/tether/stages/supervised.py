@@ -178,7 +178,8 @@ class SupervisedLoop:
             len(self.plan),
             ranks=self.objective.ranks,
         )
-        self.every, self.made = config.evaluate_every if self.split.test else 0, 0
+        self.every = config.evaluate_every if self.split.test else 0
+        self.made = 0
         self.tail = len(self.split.test) / max(1, len(self.plan[0]))
         """Updates that learn from as many rows as are held out."""
 
@@ -198,7 +199,10 @@ class SupervisedLoop:
             TrainingError: too many updates had a loss or a gradient that was not finite.
             Interrupted: a signal came; the update in hand is finished and saved.
         """
-        objective, plan, rows, limit = self.objective, self.plan, self.split.train, time_limit()
+        objective = self.objective
+        plan = self.plan
+        rows = self.split.train
+        limit = time_limit()
         ranks = objective.ranks
         objective.role.train_mode(objective.dropout)
         with (
@@ -209,7 +213,8 @@ class SupervisedLoop:
                 ranks=ranks,
             ) as saved,
         ):
-            number, watchdog = self._resume(saved), Watchdog(self.run.path / "stacks.txt")
+            number = self._resume(saved)
+            watchdog = Watchdog(self.run.path / "stacks.txt")
             limit.begin(number, len(plan))
             self.run.expect(len(plan))
             doing(self.progress, f"update {number + 1}")
@@ -220,7 +225,8 @@ class SupervisedLoop:
                     self._save(saved, number)
                     saved.wait()
                     stopping.leave(number, len(plan), self.run.path, stop)
-                began, chosen = time.perf_counter(), [rows[i] for i in plan[number]]
+                began = time.perf_counter()
+                chosen = [rows[i] for i in plan[number]]
                 with watchdog.step("update"):
                     metrics = self._update(chosen, number)
                 number, last = number + 1, number + 1 == len(plan)
@@ -276,7 +282,8 @@ class SupervisedLoop:
         now_doing(f"evaluating on {len(self.split.test)} held-out rows")
         metrics = headline(self.objective, self.split.test, self.watched)
         if metrics["eval_loss"] < self.best_loss:
-            self.best_loss, self.best_update = metrics["eval_loss"], self.learner.updates
+            self.best_loss = metrics["eval_loss"]
+            self.best_update = self.learner.updates
             self.best = [local(parameter).detach().clone() for parameter in self.learner.parameters]
         return metrics
 
@@ -294,13 +301,16 @@ class SupervisedLoop:
     def _resume(self, saved: Checkpoints) -> int:
         """Put the newest checkpoint in place; the number of updates that were made."""
         self.best: list[Tensor] = []
-        self.best_loss, self.best_update = math.inf, -1
-        checkpoint, updates = saved.latest(self.learner.parameters), 0
+        self.best_loss = math.inf
+        self.best_update = -1
+        checkpoint = saved.latest(self.learner.parameters)
+        updates = 0
         if checkpoint is not None:
             tensors, values = checkpoint
             self.learner.load_state(tensors, values)
             go_on_within(time_limit(), self.learner, values, self.run)
-            whole, updates = unnumbered("best", tensors), values["updates"]
+            whole = unnumbered("best", tensors)
+            updates = values["updates"]
             self.best = [
                 cut(tensor, parameter)
                 for tensor, parameter in zip(whole, self.learner.parameters, strict=False)

@@ -30,7 +30,8 @@ def surrogate(
     weights = None
     high = config.clip_range_high
     if config.importance != "none":
-        rollout, cap = experience.rows_of("rollout_logprobs", index), config.importance_cap
+        rollout = experience.rows_of("rollout_logprobs", index)
+        cap = config.importance_cap
         weights = losses.importance_weights(
             old,
             rollout,

@@ -22,7 +22,9 @@ class UpdateMetrics:
     def __init__(self) -> None:
         self.made = self.passes = self.epochs = 0
         self.totals = defaultdict[str, float](float)
-        self.ratio_max, self.ratio_min, self.first_deviation = 1.0, 1.0, 0.0
+        self.ratio_max = 1.0
+        self.ratio_min = 1.0
+        self.first_deviation = 0.0
         self.last = {"grad_norm": 0.0, "learning_rate": 0.0}
 
     def add(

@@ -145,7 +145,8 @@ def in_accord(changes: ArrayLike, questions: Sequence[Hashable]) -> NDArray[np.f
     changes would bend the distribution. Without an effect, most questions would lie a little above
     0 and few far below. An interval over some twenty questions misses those few.
     """
-    values, numbers = np.asarray(changes, dtype=np.float64), group_indices(questions)
+    values = np.asarray(changes, dtype=np.float64)
+    numbers = group_indices(questions)
     seen: Counter[int] = Counter()
     halves = np.empty(len(values), dtype=np.intp)
     for place, number in enumerate(numbers.tolist()):

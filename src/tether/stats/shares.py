@@ -78,7 +78,8 @@ def mid_interval(successes: float, total: float, confidence: float = 0.95) -> tu
         return float(betaincinv(successes, 1.0, tail)), 1.0
 
     def above(p: float) -> float:
-        more, as_many = betainc(successes + 1, failures, p), betainc(successes, failures + 1, p)
+        more = betainc(successes + 1, failures, p)
+        as_many = betainc(successes, failures + 1, p)
         return float(more + as_many) / 2
 
     return (

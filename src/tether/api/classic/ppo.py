@@ -112,9 +112,12 @@ class PPOTrainer:
             raise ConfigError("PPOTrainer needs the model's tokenizer: give tokenizer=...")
         torch.manual_seed(config.seed)
         self.warned_of_updates = False
-        self.config, self.tokenizer, self.dataset = config, tokenizer, dataset
+        self.config = config
+        self.tokenizer = tokenizer
+        self.dataset = dataset
         self.collate = data_collator or _lists
-        self.current_device, self.current_step = pick_device("auto"), 0
+        self.current_device = pick_device("auto")
+        self.current_step = 0
         self.accelerator = SimpleNamespace(
             device=self.current_device,
             num_processes=1,
@@ -124,7 +127,8 @@ class PPOTrainer:
         self.ref_model = self._reference(ref_model)
         self.encoder = ChatEncoder(tokenizer, eos_ids(tokenizer, model.generation_config))
         self.stage = self._stage()
-        self.temperature, self.prompts_returned = 1.0, False
+        self.temperature = 1.0
+        self.prompts_returned = False
         self.watch, self.unlogged = Watch(), Unlogged({}, [])
         self.clock = AnnouncedLimit("ppo", config.budget)
 
@@ -278,7 +282,8 @@ class PPOTrainer:
             DataError: the lists differ in length, or from the batch size. A query or a response is
                 empty or holds an invalid token id. Scores are not numbers.
         """
-        stage, limit = self.stage, self.config.batch_size
+        stage = self.stage
+        limit = self.config.batch_size
         if not 0 < len(queries) == len(responses) == len(scores) <= limit:
             given = f"{len(queries)} queries, {len(responses)} responses and {len(scores)} scores"
             raise DataError(
@@ -341,7 +346,8 @@ class PPOTrainer:
                 f"{name} holds {values.dtype} and not token ids: give integers, as "
                 "the tokenizer makes them",
             )
-        size, ids = self.stage.policy.vocabulary, tuple(values.tolist())
+        size = self.stage.policy.vocabulary
+        ids = tuple(values.tolist())
         if wrong := [i for i in ids if not 0 <= i < size]:
             raise DataError(
                 f"{name} holds the id {wrong[0]}, and the model's vocabulary ends at {size - 1}: "
@@ -394,7 +400,8 @@ class PPOTrainer:
 
     def _rollout(self, prompt: tuple[int, ...], answer: tuple[int, ...]) -> Rollout:
         reason = StopReason.STOP_TOKEN if answer[-1] in self.encoder.stop_ids else StopReason.LENGTH
-        text, sampling = self.encoder.decode(answer), Sampling(temperature=self.temperature)
+        text = self.encoder.decode(answer)
+        sampling = Sampling(temperature=self.temperature)
         query = Prompt((user(self.encoder.decode(prompt)),))
         return Rollout(prompt, answer, (), reason, text, 0, self.current_step, sampling, query)
 

@@ -100,7 +100,9 @@ class _Trainer:
         Raises:
             DataError: there are no rows.
         """
-        args, rows, start = self.args, self.train_rows, time.perf_counter()
+        args = self.args
+        rows = self.train_rows
+        start = time.perf_counter()
         if not rows:
             raise DataError("train_dataset has no row that can be used")
         run = numbered_run(
@@ -175,7 +177,8 @@ class SFTTrainer(_Trainer):
         data: train_dataset, eval_dataset, tokenizer or processing_class.
     """
 
-    config, section = SFTConfig, "sft"
+    config = SFTConfig
+    section = "sft"
     args: SFTConfig
 
     def __init__(
@@ -189,7 +192,8 @@ class SFTTrainer(_Trainer):
         super().__init__(causal_model(model, peft_config), args, **data)
 
     def _stage(self) -> sft.SFT:
-        settings, rows = self.args, self.args.per_device_train_batch_size
+        settings = self.args
+        rows = self.args.per_device_train_batch_size
         config = sft.SFTConfig(
             packing=settings.packing,
             row_tokens=settings.max_seq_length,
@@ -202,7 +206,8 @@ class SFTTrainer(_Trainer):
         `ChatEncoder.conversations`.
         """
         limit = min(self.args.max_seq_length, self.encoder.context_length)
-        field, bos = self.args.dataset_text_field, self.tokenizer.bos_token
+        field = self.args.dataset_text_field
+        bos = self.tokenizer.bos_token
         if field in row:
             # by a chat template, which has put the BOS there
             rendered = bool(bos) and row[field].startswith(bos)
@@ -234,11 +239,13 @@ class RewardTrainer(_Trainer):
         data: train_dataset, eval_dataset, tokenizer or processing_class.
     """
 
-    config, section = RewardConfig, "reward"
+    config = RewardConfig
+    section = "reward"
     args: RewardConfig
 
     def _stage(self) -> reward.RewardModeling:
-        model, settings = self.model, self.args
+        model = self.model
+        settings = self.args
         score = dict(model.named_children()).get("score")
         if not isinstance(score, nn.Linear) or score.out_features != 1:
             raise ModelError(

@@ -88,7 +88,9 @@ class Bar:
         self.waited = threads.waited()
         self.stepped = screen.now
         self.notes: dict[str, str] = {}
-        self.alarms, self.written, self.what = 0, screen.now, ""
+        self.alarms = 0
+        self.written = screen.now
+        self.what = ""
         self.task = screen.progress.add_task(
             escape(self.title),
             total=None,
@@ -189,8 +191,12 @@ class Screen:
         on_step: OnStep | None,
         names: Mapping[str, str],
     ) -> None:
-        self.console, self.progress, self.on_step = console, progress, on_step
-        self.names, self.worked, self.shows = names, False, not console.quiet
+        self.console = console
+        self.progress = progress
+        self.on_step = on_step
+        self.names = names
+        self.worked = False
+        self.shows = not console.quiet
         self.crowd = Crowd()
         self.expected: Readings = {}
         self.bar: Bar | None = None

@@ -194,7 +194,9 @@ def _agreement_rows(result: Facts) -> Rows:
 
 
 def _warnings(result: Facts) -> Iterator[str]:
-    agreement, lasting, cut_off = result["agreement"], result["num_lasting"], result["num_cut_off"]
+    agreement = result["agreement"]
+    lasting = result["num_lasting"]
+    cut_off = result["num_cut_off"]
     if agreement is None:
         yield "There are no labels to agree with: nothing is known of how good these verdicts are."
     elif (accuracy := agreement["accuracy"])["high"] is not None and accuracy["high"] < 0.5:

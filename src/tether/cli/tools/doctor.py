@@ -390,7 +390,9 @@ def _standing(
     """A section, its start model and its reward's folder; a model before its training has a
     substitute and a note.
     """
-    section, root, notes = recipe.section(name), Path(recipe.run), []
+    section = recipe.section(name)
+    root = Path(recipe.run)
+    notes = []
     folder = scoring_model(section, root)
     started = recipe.section("sft") is None or (root / "sft" / "summary.json").is_file()
     if not started:

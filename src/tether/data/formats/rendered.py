@@ -45,7 +45,8 @@ _WORDS: dict[str, ChatRole] = {
     **dict.fromkeys(("response", "output", "answer"), "assistant"),
     "function response": "tool",
 }
-_ASKED, _ANSWERED = "[INST]", "[/INST]"
+_ASKED = "[INST]"
+_ANSWERED = "[/INST]"
 _LLAMA_SYSTEM = re.compile(r"\s*<<SYS>>(.*?)<</SYS>>", re.DOTALL)
 _ENDS = re.compile(
     r"</?s>|<\|(?:im_end|eot_id|eom_id|end|endoftext|end_of_text|begin_of_text)\|>|<end_of_turn>|<bos>|<eos>"

@@ -29,7 +29,8 @@ def speed_up(loaded: LoadedModel) -> LoadedModel:
     """
     from tether.models.cpu.attention import computes_alike, pick_attention
 
-    config, device = loaded.config, pick_device(loaded.config.device)
+    config = loaded.config
+    device = pick_device(loaded.config.device)
     if not config.cpu_kernels:
         return loaded
     attention = pick_attention(config.attention, device, loaded.model)
@@ -42,7 +43,8 @@ def speed_up(loaded: LoadedModel) -> LoadedModel:
             )
         attention = plain_attention(config.attention, device, loaded.model)
     loaded.model.set_attn_implementation(attention)
-    on_cpu, parts = device.type == "cpu", {"attention": attention == GROUPED}
+    on_cpu = device.type == "cpu"
+    parts = {"attention": attention == GROUPED}
     parts |= {
         "decoding": on_cpu and library() is not None,
         "allocator": on_cpu and own_heap() is not None,

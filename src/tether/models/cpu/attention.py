@@ -89,7 +89,9 @@ class Tiles:
         """Tiles with one number S of keys together, for torch: which (M',), flat keys (M', S), mask
         (M', 1, 1, side, S).
         """
-        sizes, rows, buckets = self._number(TILE), self._rows(), []
+        sizes = self._number(TILE)
+        rows = self._rows()
+        buckets = []
         for size in sizes.unique().tolist():
             index = (sizes == size).nonzero().squeeze(1)
             keys = self._order[index, :size]
@@ -100,7 +102,8 @@ class Tiles:
     @cached_property
     def ragged(self) -> Ragged:
         """The same tile after tile, for our kernel."""
-        sizes, rows = self._number(KERNEL_TILE), self._rows()
+        sizes = self._number(KERNEL_TILE)
+        rows = self._rows()
         starts = pad(sizes.cumsum(0), (1, 0))
         chosen = torch.arange(self.seen.shape[1]) < sizes[:, None]
         masks = rows.gather(2, self._order[:, None].expand_as(rows))[
@@ -128,7 +131,8 @@ class _Grouped(torch.autograd.Function):
         scale: float,
     ) -> Tensor:
         ctx.save_for_backward(query, key, value)
-        ctx.tiles, ctx.scale = tiles, scale
+        ctx.tiles = tiles
+        ctx.scale = scale
         ctx.by_kernel = tiles.side == KERNEL_TILE and library_for(query) is not None
         if ctx.by_kernel:
             return attend(query, key, value, tiles.ragged, scale)
@@ -159,8 +163,10 @@ class _Grouped(torch.autograd.Function):
         grad_key = torch.zeros_like(key, dtype=wide)
         grad_value = torch.zeros_like(value, dtype=wide)
         for index, keys, mask in ctx.tiles.buckets:
-            part, grad = query[index], grads[0][index].flatten(2, 3)
-            some_keys, some_values = _heads(key, keys), _heads(value, keys)
+            part = query[index]
+            grad = grads[0][index].flatten(2, 3)
+            some_keys = _heads(key, keys)
+            some_values = _heads(value, keys)
             probabilities = _probabilities(part, some_keys, mask, ctx.scale)
             _add_heads(grad_value, keys, probabilities.transpose(-1, -2) @ grad)
             # d score = p (d p - sum p d p)
@@ -298,7 +304,8 @@ def computes_alike(model: PreTrainedModel) -> bool:
     config = model.config.get_text_config()
     key = (model.dtype, config.to_json_string(use_diff=False))
     if key not in _ALIKE:
-        ids, states = Role(model).few_ids(9), []
+        ids = Role(model).few_ids(9)
+        states = []
         for attention in ("eager", GROUPED):
             model.set_attn_implementation(attention)
             try:

@@ -23,7 +23,9 @@ from tether.models.cpu.native import compiled
 
 SOURCE = Path(__file__).with_name("kernels.c")
 TYPES = {torch.float32: "float", torch.bfloat16: "bfloat"}
-_SIZE, _POINTER, _FLOAT = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
+_SIZE = ctypes.c_int64
+_POINTER = ctypes.c_void_p
+_FLOAT = ctypes.c_float
 SIGNATURES = {
     "panel_width": [],
     "product": [*[_SIZE] * 3, *[_POINTER] * 4],
@@ -100,7 +102,8 @@ def product(states: Tensor, panels: Tensor, bias: Tensor | None, columns: int) -
     """(..., inputs) times a matrix laid out in panels (products.Panels) -> (..., columns); all
     contiguous.
     """
-    out, inputs = states.new_empty(*states.shape[:-1], columns), states.shape[-1]
+    out = states.new_empty(*states.shape[:-1], columns)
+    inputs = states.shape[-1]
     steps = inputs * states.element_size() // 4
     _call(
         "product",
@@ -241,7 +244,8 @@ def attend_back(
         torch.zeros_like(key, dtype=torch.float32),
         torch.zeros_like(value, dtype=torch.float32),
     )
-    starts, (count, kv_heads, _, _, dim) = tiles.starts.tolist(), query.shape
+    starts = tiles.starts.tolist()
+    count, kv_heads, _, _, dim = query.shape
     first = 0
     while first < count:
         end = first + 1
@@ -306,7 +310,8 @@ def gate(both: Tensor) -> Tensor:
     """silu(a) * b, (rows, dim), of `both`, whose rows are a and then b, (rows, 2 dim)
     contiguous.
     """
-    rows, dim = len(both), both.shape[1] // 2
+    rows = len(both)
+    dim = both.shape[1] // 2
     out = both.new_empty(rows, dim)
     _call("gate", both.dtype, rows, dim, both, out)
     return out

@@ -48,7 +48,8 @@ class _Layer:
     """
 
     def __init__(self, module: Any, adapter: str | None, window: int | None) -> None:
-        attention, mlp = module.self_attn, module.mlp
+        attention = module.self_attn
+        mlp = module.mlp
         self.before = module.input_layernorm.weight.detach()
         self.after = module.post_attention_layernorm.weight.detach()
         self.head_norms: tuple[Tensor | None, Tensor | None] = (None, None)
@@ -58,7 +59,8 @@ class _Layer:
         self.out = Product([attention.o_proj], adapter)
         self.both = Product([mlp.gate_proj, mlp.up_proj], adapter)
         self.down = Product([mlp.down_proj], adapter)
-        self.products, self.window = (self.attention, self.out, self.both, self.down), window
+        self.products = (self.attention, self.out, self.both, self.down)
+        self.window = window
 
 
 class LlamaDecoder:
@@ -133,7 +135,8 @@ class LlamaDecoder:
 
     def decode(self, tokens: Tensor, cache: Slots) -> Tensor:
         """See Decoder.decode."""
-        stores, scale = cache.stores, self.dim**-0.5
+        stores = cache.stores
+        scale = self.dim**-0.5
 
         def attend(number: int, layer: _Layer, heads: Tensor) -> Tensor:
             query, keys, values = heads[:, :, None].split(
@@ -211,7 +214,8 @@ def cache_bytes(config: PretrainedConfig, rows: int, places: int, element_size: 
 @torch.no_grad()
 def llama_decoder(role: Role) -> LlamaDecoder | None:
     """A decoder that computes what `role` computes, or None where this kind cannot."""
-    config, model = role.causal_model.config, role.causal_model
+    config = role.causal_model.config
+    model = role.causal_model
     if (
         config.model_type not in FAMILIES
         or config.hidden_act != "silu"

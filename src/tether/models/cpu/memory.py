@@ -51,7 +51,8 @@ def own_heap() -> ctypes.CDLL | None:
         process.mallopt(TRIM_THRESHOLD, 1 << 30)
     if not needs_heap():
         return None
-    folder, abi = Path(torch.__file__).parent, int(torch._C._GLIBCXX_USE_CXX11_ABI)
+    folder = Path(torch.__file__).parent
+    abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)
     flags = ["-O2", "-std=c++20", f"-D_GLIBCXX_USE_CXX11_ABI={abi}", f"-I{folder / 'include'}"]
     heap = compiled(
         SOURCE,
@@ -85,7 +86,8 @@ def machine_memory() -> Memory:
     that is less. Pages of files that the group only caches are available.
     """
     memory = psutil.virtual_memory()
-    total, available = memory.total, memory.available
+    total = memory.total
+    available = memory.available
     for limit, used, cached in _groups():
         total = min(total, limit)
         available = min(available, max(0, limit - used + cached))

@@ -173,7 +173,8 @@ def _loaded_copy(opened: int, file: str) -> ctypes.CDLL:
 def _build(folder: Path, name: str, compilation: Sequence[str], links: Sequence[str]) -> str:
     """Compile and link a source file; gives the name of the library in the folder."""
     with unfinished_folder(folder / name) as temporary:
-        target, part = temporary / "library.so", str(temporary / "part.o")
+        target = temporary / "library.so"
+        part = str(temporary / "part.o")
         for command in (
             [*compilation, "-o", part],
             [compilation[0], "-shared", part, "-o", str(target), *links],

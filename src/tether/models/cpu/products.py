@@ -29,7 +29,8 @@ class Product:
     """
 
     def __init__(self, sources: Sequence[nn.Module], adapter: str | None) -> None:
-        self.sources, self.adapter = sources, adapter
+        self.sources = sources
+        self.adapter = adapter
         self.compute: Callable[[Tensor], Tensor] | None = None
         self.versions: list[tuple[int, int]] = []
 
@@ -125,7 +126,8 @@ class Panels:
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.columns, self.inputs = weight.shape
-        width, each = kernels.panel_width(weight), 4 // weight.element_size()
+        width = kernels.panel_width(weight)
+        each = 4 // weight.element_size()
         missing = -self.columns % width
         padded = pad(weight, (0, 0, 0, missing)).view(-1, width, self.inputs // each, each)
         self.panels = padded.transpose(1, 2).contiguous()

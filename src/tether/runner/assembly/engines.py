@@ -98,7 +98,9 @@ def served_engine(
         ConfigError: vLLM's Python is not there, or the policy is what servers cannot take.
         ModelError, RunError: see ServedEngine.
     """
-    config, lora, root = section.engine, section.lora, folder / "engine"
+    config = section.engine
+    lora = section.lora
+    root = folder / "engine"
     free_memory()  # vLLM counts what torch keeps for later as taken
     check_engine(config, lora, quantize=loaded.config.quantize)
     shutil.rmtree(root / "weights", ignore_errors=True)

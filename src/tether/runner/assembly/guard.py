@@ -22,7 +22,9 @@ class Guard(Watch):
         of_sequences = isinstance(config, PolicyConfig) and config.surrogate == "sequence"
         silent = (*section.silent, "long_updates") if of_sequences else section.silent
         super().__init__(section.model_copy(update={"silent": silent}))
-        self.act, self.stage, self.run = section.act, stage, run
+        self.act = section.act
+        self.stage = stage
+        self.run = run
 
     @property
     def halted(self) -> bool:

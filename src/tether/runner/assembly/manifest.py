@@ -43,7 +43,9 @@ def _decisive(noted: Facts) -> list[str]:
     """The part of a manifest that decides how numbers are rounded, in words; empty ones where it
     says nothing.
     """
-    model, threads, kernels = noted.get("model"), noted.get("threads"), noted.get("cpu_kernels")
+    model = noted.get("model")
+    threads = noted.get("threads")
+    kernels = noted.get("cpu_kernels")
     own = [name for name in kernels or () if name != "allocator"]  # which rounds nothing
     return [
         f"torch {noted.get('packages', {}).get('torch')}",

@@ -76,7 +76,9 @@ def process(parts: RewardParts) -> ProcessReward:
 def learned(parts: RewardParts) -> RewardSource:
     """The reward by a trained model of whole responses: one, an ensemble, or one an objective."""
     assert parts.folder is not None and parts.encoder is not None
-    section, folder, encoder = parts.section, parts.folder, parts.encoder
+    section = parts.section
+    folder = parts.folder
+    encoder = parts.encoder
     per_token = isinstance(section, PolicySection) and section.reward_per_token
     names = objective_names(folder)
     for fault in objective_faults("a stage that samples", section.objectives, names):

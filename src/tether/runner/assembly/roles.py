@@ -100,7 +100,8 @@ def encoder_of(loaded: LoadedModel) -> ChatEncoder:
 def encoder_at_hand(model: ModelConfig) -> ChatEncoder:
     """The encoder of a model that is not loaded."""
     source = TINY if model.source == TINY else resolve(model)[0]
-    tokenizer, shape = tokenizer_of(source), config_at_hand(model)
+    tokenizer = tokenizer_of(source)
+    shape = config_at_hand(model)
     text = shape and shape.get_text_config()
     return ChatEncoder(
         tokenizer,

@@ -73,7 +73,8 @@ def train(
         raise ConfigError(
             "[evaluate] compares policies, and the run has none: add a stage that trains one",
         )
-    section, start = job.settings, time.perf_counter()
+    section = job.settings
+    start = time.perf_counter()
     run.update_manifest(judge=judge_note(section.judge))
     sampling = sampling_of(section, job.sampling)
     if job.sampling is None and None in (section.max_new_tokens, section.temperature):

@@ -83,7 +83,8 @@ def train(
         DataError: the answers give no pair.
         RunError: the language model failed too often, or no pair has a verdict.
     """
-    section, start = job.settings, time.perf_counter()
+    section = job.settings
+    start = time.perf_counter()
     policy = cache(
         lambda: load_policy(
             str(job.policy or job.model.source),
@@ -378,7 +379,9 @@ class _Collector:
 
     def _by_model(self, config: JudgeConfig, chosen: Sequence[Pair]) -> Labelled:
         """Soft labels of a language model that sees each pair in both orders."""
-        section, job, run = self.job.settings, self.job, self.run
+        section = self.job.settings
+        job = self.job
+        run = self.run
         model = judge_model(config, job.root)
         judge = PairJudge(model, read_rubric(config.rubric), temperature=config.temperature)
         if section.agreement is not None:

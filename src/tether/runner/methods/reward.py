@@ -157,7 +157,8 @@ def _student_of(
     Raises:
         DataError: the teacher gave no row's sides a score.
     """
-    section, folder = job.settings, trained_scorer(teacher)
+    section = job.settings
+    folder = trained_scorer(teacher)
     assert folder is not None  # checked before the first stage
     role = reward_role(loaded, section, job.seed)
     student = Distillation(section, role, encoder_of(loaded), ranks=ranks)
@@ -216,7 +217,8 @@ def _objectives(job: Job[RewardSection], ranks: Ranks) -> Json:
     """
     summaries: dict[str, Json] = {}
     for number, part in enumerate(job.parts):
-        name, progress = part.folder.name, _part(job.progress, number, len(job.parts))
+        name = part.folder.name
+        progress = _part(job.progress, number, len(job.parts))
         with shared_time(number, len(job.parts)):
             summaries[name] = run_stage(replace(part, progress=progress), ranks)
         if not summaries[name].get("score_std"):

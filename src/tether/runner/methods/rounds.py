@@ -85,7 +85,9 @@ def train(
         rows = usable_once(job, rows, section.max_new_tokens, note, load)
     manifest = read_json(run.path / "manifest.json")
     noted = {key: manifest[key] for key in ("data", "rows") if key in manifest}
-    summaries, limit, parts = [], time_limit(), job.parts
+    summaries = []
+    limit = time_limit()
+    parts = job.parts
     for number, part in enumerate(parts):
         if number and not part.finished and limit.over():
             break

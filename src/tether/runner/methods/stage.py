@@ -62,7 +62,9 @@ def open_part(part: AnyJob, **manifest: object) -> RunDirectory:
 def _trained(job: AnyJob, original: RunDirectory, ranks: Ranks) -> Json:
     """Train in a stage's folder, or in a rank's copy of it, and finish it."""
     with ranks.workplace(job.folder, original.path):
-        run, section, rows = RunDirectory(job.folder), job.settings, job.rows
+        run = RunDirectory(job.folder)
+        section = job.settings
+        rows = job.rows
         quarantine = fresh_quarantine(job)
         if rows is None and section.kind is not None:
             used = section.further_columns

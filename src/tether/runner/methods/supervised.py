@@ -93,7 +93,9 @@ def _stage(
     The reference of a policy under an adapter is the bare trunk. A policy that is trained whole has
     a reference model of its own.
     """
-    section, encoder, seed = job.settings, encoder_of(loaded), job.seed
+    section = job.settings
+    encoder = encoder_of(loaded)
+    seed = job.seed
     if isinstance(section, ProcessSection):
         role = reward_role(loaded, section, seed)
         return ProcessRewardModeling(section, role, encoder, ranks=ranks)

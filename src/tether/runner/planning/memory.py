@@ -98,7 +98,8 @@ class Planner:
             along = section.measurement
             if along is not None and along is not section:
                 once, controls = self.speeds.measurement(section, self.prompt)
-                each, beside = once / along.every, beside + once + controls
+                each = once / along.every
+                beside = beside + once + controls
             if not opened and any(is_gold(judge) for judge, _ in section.judges()):
                 opened = True
                 beside = beside + self.speeds.gold_opening

@@ -137,7 +137,8 @@ def _changes(recipe: BaseRecipe, gpu: bool) -> Iterator[tuple[str, BaseRecipe]]:
 
 def _cheaper(section: Any) -> Iterator[Json]:
     """Other settings of a stage that learns, each of which needs less memory."""
-    own, keys = section.own_models, type(section).model_fields
+    own = section.own_models
+    keys = type(section).model_fields
     # it would be refused with what comes next
     offloaded = {"offload": False} if own and section.offload else {}
     if "micro_batch_tokens" in keys:

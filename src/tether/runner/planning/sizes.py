@@ -66,11 +66,13 @@ def row_sizes(
 def _trained(recipe: BaseRecipe, name: str, sizes: RowSizes) -> RowSizes:
     """The counts of the rows that train: all are encoded as the stage does it."""
     section = recipe.section(name)
-    data, kind = section.data, section.record
+    data = section.data
+    kind = section.record
     learns = isinstance(section, SupervisedConfig) and not isinstance(section, ProcessSection)
     if not learns or data is None or sizes.count is None:
         return sizes
-    rows, encoder = [*file_rows(data, kind)], encoder_at_hand(recipe.model)
+    rows = [*file_rows(data, kind)]
+    encoder = encoder_at_hand(recipe.model)
     split = encoded_split(rows, section, encoder, name, f"rows of [{name}]")
     groups = len(split.train) + len(split.test)
     return replace(sizes, count=len(rows) - sum(split.counts["skipped"].values()), groups=groups)
@@ -86,7 +88,8 @@ def _counter(model: ModelConfig) -> Callable[[Conversation], int]:
 
 
 def _sized(recipe: BaseRecipe, name: str, tokens: Callable[[Conversation], int]) -> RowSizes:
-    section, pairs = recipe.section(name), recipe.section("pairs")
+    section = recipe.section(name)
+    pairs = recipe.section("pairs")
     system = tokens((user(recipe.model.system_prompt),)) if recipe.model.system_prompt else 0
     if recipe.from_pairs(name):
         prompts = _measured(pairs.data, Prompt, tokens, system, counts=True)
@@ -131,7 +134,11 @@ def _measured(
     how = data.model_dump(exclude={"path", "strict"})
     if not counts:
         how["limit"] = min(SAMPLE, data.limit or SAMPLE)
-    groups, sides, prompts, answers, count = set[str](), set[int](), [], [], 0
+    groups = set[str]()
+    sides = set[int]()
+    prompts = []
+    answers = []
+    count = 0
     longest: list[Conversation] = [(), ()]
     for count, row in enumerate(read(data.paths, kind, quarantine=Quarantine(keep=0), **how), 1):
         prompt, replies = _parts(row)

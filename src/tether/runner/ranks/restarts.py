@@ -66,7 +66,8 @@ def run_watched(launch: Launch) -> Json:
     """
     recipe = launch.recipe
     idle = 0
-    limit, bars = recipe.learner.restarts, Bars(launch.progress, launch.root / LOG)
+    limit = recipe.learner.restarts
+    bars = Bars(launch.progress, launch.root / LOG)
     alone = recipe.model_copy(update={"learner": recipe.learner.model_copy(update={"restarts": 0})})
     keeper = keep_store(placement_of(recipe))
     start = 0
@@ -106,7 +107,9 @@ class Group:
         self.children: list[Rank] = []
         self.words = ["it said nothing"] * recipe.learner.ranks
         self.end: Json | BaseException | None = None
-        self.kind, self.rank, self.why = "", 0, ""
+        self.kind = ""
+        self.rank = 0
+        self.why = ""
         self.hears, tells = Pipe(duplex=False)
         ends.callback(self.hears.close)
         with tells:
@@ -205,17 +208,22 @@ class Bars:
     """
 
     def __init__(self, progress: Announce | None, log: Path) -> None:
-        self.progress, self.log, self.start = progress, log, 0
+        self.progress = progress
+        self.log = log
+        self.start = 0
         self.bars: dict[str, Progress] = {}
         self.reached: dict[str, int] = {}
         self.further = self.stepped = False
 
     def begin(self, start: int) -> None:
-        self.start, self.further, self.stepped = start, False, False
+        self.start = start
+        self.further = False
+        self.stepped = False
 
     def show(self, kind: str, title: str, *values: Any) -> None:
         if kind == "step" and values[0] > self.reached.get(title, 0):
-            self.reached[title], self.further = values[0], True
+            self.reached[title] = values[0]
+            self.further = True
         if kind == "step" and self.start and not self.stepped:
             self.stepped = True
             self.note(kind="training", stage=title, step=values[0])

@@ -177,7 +177,9 @@ class PlacedRank:
             check_own(file, log, rb"tether starts rank-.*")
             file.truncate(0)
             file.write(f"tether starts {name}\n".encode())
-        self.starter, self.name, self.log = starter, name, log
+        self.starter = starter
+        self.name = name
+        self.log = log
         self.returncode: int | None = None
         starter.place(name)
         starter.start(name, command, environment, log)

@@ -181,7 +181,8 @@ class RayLauncher:
         for host in self.hosts.values():
             with contextlib.suppress(RayError):
                 ray.kill(host)
-        self.hosts, self.ends = {}, {}
+        self.hosts = {}
+        self.ends = {}
         with contextlib.suppress(RayError):
             remove_placement_group(self.group)
 
@@ -332,7 +333,8 @@ def _run_once(
     except OSError as error:
         write(f"{error}\n".encode())
         return LOST
-    place, status = 0, None
+    place = 0
+    status = None
     while status is None:
         time.sleep(1.0)
         status = launcher.ended(name)

@@ -119,7 +119,8 @@ class HttpClient:
 
     async def _body(self, answer: httpx2.Response) -> bytes:
         coding = answer.headers.get("content-encoding", "identity").strip().lower()
-        unpacked, body = zlib.decompressobj(wbits=47), bytearray()
+        unpacked = zlib.decompressobj(wbits=47)
+        body = bytearray()
         async for chunk in answer.aiter_raw():
             left = self.largest + 1 - len(body)
             body += chunk if coding == "identity" else unpacked.decompress(chunk, left)

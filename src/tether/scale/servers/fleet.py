@@ -187,7 +187,8 @@ class Fleet:
 
     def exited(self, name: str, why: str) -> None:
         """Its process has ended, or nothing more is expected of it."""
-        self.members[name].version, self.members[name].failures = "", 0
+        self.members[name].version = ""
+        self.members[name].failures = 0
         self.members[name].prefixes.clear()
         self._move(name, State.DEAD, why)
 

@@ -159,7 +159,9 @@ async def _content(
     headers = dict(scope["headers"])
     if headers.get(b"content-type", b"").partition(b";")[0].strip().lower() != b"application/json":
         return 415, {"error": "the body must be application/json"}
-    announced, body, more = int(headers.get(b"content-length", b"0")), bytearray(), True
+    announced = int(headers.get(b"content-length", b"0"))
+    body = bytearray()
+    more = True
     while more and max(announced, len(body)) <= LONGEST_BODY:
         part = await receive()
         body += part.get("body", b"")

@@ -33,7 +33,8 @@ from tether.models.sharded import distributed, local
 from tether.models.trunk import is_cut
 from tether.stages.learner.ranks import ALONE, Ranks
 
-FORMAT, IN_PARTS = 1, 2
+FORMAT = 1
+IN_PARTS = 2
 STATE = ("state.safetensors", "state.json")
 PARTS = "parts"
 """The folder of what each rank wrote."""
@@ -50,7 +51,8 @@ class Checkpoints:
 
     def __init__(self, folder: Path, keep: int = 1, *, ranks: Ranks = ALONE) -> None:
         # a user's function may change the working directory meanwhile
-        self.folder, self.keep = folder.absolute(), keep
+        self.folder = folder.absolute()
+        self.keep = keep
         self.ranks = ranks
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[Path] | None = None
@@ -145,7 +147,8 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Until what was saved last is on the disk."""
-        pending, self._pending = self._pending, None
+        pending = self._pending
+        self._pending = None
         if pending is not None:
             pending.result()
 
@@ -175,7 +178,8 @@ def read_parts(folder: Path, weights: Sequence[Tensor] = ()) -> dict[str, Tensor
     """
     from torch.distributed import checkpoint as dcp
 
-    reader, tensors = dcp.HuggingFaceStorageReader(str(folder)), dict[str, Tensor]()
+    reader = dcp.HuggingFaceStorageReader(str(folder))
+    tensors = dict[str, Tensor]()
     for key, meta in reader.read_metadata().state_dict_metadata.items():
         assert isinstance(meta, dcp.TensorStorageMetadata)
         number = int(key.rpartition(".")[2])
@@ -338,7 +342,8 @@ def _disk_is_full(error: BaseException) -> bool:
 
 
 def _no_space(folder: Path, step: int, tensors: Mapping[str, Tensor]) -> str:
-    free, whole = shutil.disk_usage(folder).free / 1e6, complete_checkpoints(folder)
+    free = shutil.disk_usage(folder).free / 1e6
+    whole = complete_checkpoints(folder)
     before = f"{whole[-1].name} is whole" if whole else "there is none before it"
     return (
         f"no space for the checkpoint of step {step} in {folder}: it takes "

@@ -72,7 +72,8 @@ def ordered_sums(device: torch.device) -> Iterator[None]:
     if device.type != "cpu" or torch.are_deterministic_algorithms_enabled():
         yield
         return
-    fills, _FILLING.fill_uninitialized_memory = _FILLING.fill_uninitialized_memory, False
+    fills = _FILLING.fill_uninitialized_memory
+    _FILLING.fill_uninitialized_memory = False
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         yield

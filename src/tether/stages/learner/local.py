@@ -83,9 +83,11 @@ class LocalLearner:
                 "the optimizer needs a learning rate: set one, or take a stage's "
                 "(config.optimizer_for)",
             )
-        self.config, self.rate = config, config.learning_rate
+        self.config = config
+        self.rate = config.learning_rate
         self.planned = self.total_updates = total_updates
-        self.ema_decay, self.ranks = ema_decay, ranks
+        self.ema_decay = ema_decay
+        self.ranks = ranks
         self.averages: list[Tensor] = []
         """The averaged weights, one for each master; none before the first update, or without a
         decay.
@@ -200,7 +202,8 @@ class LocalLearner:
         """The gradient's norm and the losses of the update: the one place of a step where the host
         waits for the device.
         """
-        losses, self._losses = self._losses, []
+        losses = self._losses
+        self._losses = []
         return torch.stack([number.detach().double() for number in (norm, *losses)]).tolist()
 
     def _squares(self, masters: Sequence[nn.Parameter]) -> Tensor:
@@ -301,7 +304,8 @@ class LocalLearner:
 
     def _moments(self, tensors: Mapping[str, Tensor], index: int) -> dict[str, Tensor | int]:
         """State of the optimizer for one master, from the tensors that `state` gave."""
-        device, keys = self.masters[index].device, ("exp_avg", "exp_avg_sq", *MOMENTS)
+        device = self.masters[index].device
+        keys = ("exp_avg", "exp_avg_sq", *MOMENTS)
         held = {
             key: tensors[f"{key}.{index}"].to(device, copy=True)
             for key in keys

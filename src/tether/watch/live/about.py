@@ -68,10 +68,12 @@ def run_verdict(run: FollowedRun) -> Json:
         return {}
     check_records(run.folder)
     if (loop := read_loop(run.folder)) is not None:
-        whole, policy = loop_conclusion(loop), SubRun("", summary=loop.rounds[-1])
+        whole = loop_conclusion(loop)
+        policy = SubRun("", summary=loop.rounds[-1])
     else:
         journey = read_journey(run.folder)
-        whole, policy = conclusion(journey), journey.judged
+        whole = conclusion(journey)
+        policy = journey.judged
     rate = rate_at_best(policy) or policy.summary.get("gold_win_rate")
     end = whole.headline.rpartition(": ")[2].lower()
     begun = {text.partition("{")[0].lower(): key for key, (_, text) in HEADLINES.items()}

@@ -146,7 +146,8 @@ class Board:
         run = self.open(key)
         if run is None:
             raise RunError("This run has gone: its folder was deleted or moved.")
-        now, brief = self.tick, self.runs.get(key, run)
+        now = self.tick
+        brief = self.runs.get(key, run)
         if since and max(run.changed, brief.told) <= since:
             return now, None
         with run.lock:
@@ -181,7 +182,8 @@ def _learn(run: FollowedRun, now: int, until: float) -> None:
         news["verdict"] = _tried(run_verdict, run)
     else:
         seen = seen[0], run.marks[1]
-    run.about, run.marks = {**run.about, **news}, seen
+    run.about = {**run.about, **news}
+    run.marks = seen
     run.told = run.changed = now
 
 

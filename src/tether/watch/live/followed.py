@@ -66,12 +66,16 @@ class Stage:
     """A stage's folder: its records, and the curves of its metrics (all, or those of `keys`)."""
 
     def __init__(self, name: str, folder: Path, keys: Collection[str] | None, texts: bool) -> None:
-        self.name, self.folder, self.keys = name, folder, keys
+        self.name = name
+        self.folder = folder
+        self.keys = keys
         self.metrics = Lines(folder / "metrics.jsonl")
         self.alarms = Lines(folder / "alarms.jsonl")
         self.samples = Lines(folder / "samples.jsonl") if texts else None
         self.curves: dict[str, Curve] = {}
-        self.begun, self.num_alarms, self.newest = 0, 0, 0.0
+        self.begun = 0
+        self.num_alarms = 0
+        self.newest = 0.0
         self.last: Json = {}
         self.pace = Pace()
 
@@ -131,7 +135,10 @@ class FollowedRun:
         keys: Collection[str] | None = None,
         texts: bool = True,
     ) -> None:
-        self.folder, self.name, self.keys, self.texts = folder, name, keys, texts
+        self.folder = folder
+        self.name = name
+        self.keys = keys
+        self.texts = texts
         self.lock = threading.RLock()
         self.stages = dict[str, Stage]()
         self.rollouts: deque[Seen] = deque(maxlen=MOST_ROLLOUTS)
@@ -196,7 +203,8 @@ class FollowedRun:
         """
         for anew, rows in lines.news():
             if anew:
-                count, stage.begun = 0, tick
+                count = 0
+                stage.begun = tick
                 left = [one for one in held if one.stage != stage.name]
                 held.clear()
                 held.extend(left)

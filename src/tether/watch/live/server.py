@@ -86,7 +86,8 @@ class DashboardDoor(NamedTuple):
 def dashboard_app(board: Board, settings: Address, token: str) -> FastAPI:
     """The application over a board that another program updates."""
     app = FastAPI(title="tether", docs_url=None, redoc_url=None, openapi_url=None)
-    app.state.site, app.state.board = DashboardDoor(settings, token, Attempts(10)), board
+    app.state.site = DashboardDoor(settings, token, Attempts(10))
+    app.state.board = board
     app.add_api_route("/open", _open)
     app.add_api_route("/", _overview_page)
     app.add_api_route("/run/{key}", _run_page)

@@ -169,10 +169,12 @@ def _held_back(view: View) -> Reading:
     kls = view.course.get(KL, ())
     proxies = view.course.get("reward/proxy", ())
     unit = view.unit
-    price, beta = view.now("kl/price"), view.metrics.get("kl/coefficient", math.nan)
+    price = view.now("kl/price")
+    beta = view.metrics.get("kl/coefficient", math.nan)
     if view.metrics.get("run/share", 0.0) < 0.5 or min(len(kls), len(proxies)) < LEAST_TREND:
         return SILENT
-    kl, third = statistics.fmean(kls[len(kls) // 2 :]), len(proxies) // 3
+    kl = statistics.fmean(kls[len(kls) // 2 :])
+    third = len(proxies) // 3
     rise = (statistics.fmean(proxies[-third:]) - statistics.fmean(proxies[:third])) / unit
     words = {"price": price, "beta": beta, "kl": kl, "rise": rise}
     return Reading(price, words, met=kl < HELD_KL and rise < 0.5)
@@ -187,7 +189,8 @@ def _unmoved(view: View) -> Reading:
         or view.metrics.get("still", 0.0) >= DETECTORS["kl_stuck"].threshold
     ):
         return SILENT
-    kls, steps = view.course.get(KL, ()), view.steps
+    kls = view.course.get(KL, ())
+    steps = view.steps
     if any(kls) and len(kls) >= LEAST_TREND:
         resting, evidence = near_reference(kls)
     else:
@@ -262,7 +265,8 @@ def _reward_disagreement(view: View) -> Reading:
 
 
 def _score_jump(view: View) -> Reading:
-    before, now = view.now("reward/proxy", 1), view.now("reward/proxy")
+    before = view.now("reward/proxy", 1)
+    now = view.now("reward/proxy")
     return Reading(
         (now - before) / view.unit,
         {"before": before, "now": now, "steps": 2 * view.size, "unit": view.unit},
@@ -287,7 +291,8 @@ def _sycophancy(view: View) -> Reading:
     values = view.series.get(name, ())
     if len(values) < 3:
         return SILENT
-    start, now = values[0], min(values[-2:])
+    start = values[0]
+    now = min(values[-2:])
     view = replace(view, first=1, size=2, looks=len(values))
     return Reading(now - start, {"start": start, "now": values[-1]}, partial(view.moved, name))
 

@@ -76,7 +76,8 @@ def diagnose(
         words: what fills the braces of the messages.
     """
     for fault in (FAULTS[name] for name, present in faults.items() if present):
-        severity, message = fault.get("severity", "error"), fault["message"].format(**words)
+        severity = fault.get("severity", "error")
+        message = fault["message"].format(**words)
         return Finding(check, severity, message, evidence, fault["advice"])
     return Healthy(check, evidence)
 
@@ -93,7 +94,8 @@ def wrong_reference(
         policy, reference, mask: (sequences, time) log-probabilities, and which of them count.
         digests: of the weights that the reference runs, and of the model that training starts from.
     """
-    gap, (own, start) = float((policy - reference).abs()[mask].mean()), digests or ("", "")
+    gap = float((policy - reference).abs()[mask].mean())
+    own, start = digests or ("", "")
     evidence = f"mean |log pi - log pi_ref| = {gap:.4g} over {int(mask.sum())} tokens"
     if digests:
         evidence += f", weights {own}, those of the start {start}"
@@ -118,7 +120,8 @@ def shared_weights(
         policy_logprobs, logprobs: of policy and reference on a probe batch, computed anew at each
             call.
     """
-    before, policy_before = logprobs(), policy_logprobs()
+    before = logprobs()
+    policy_before = policy_logprobs()
     with nudged(trainable):
         moved = float((logprobs() - before).abs().max())
         policy_moved = float((policy_logprobs() - policy_before).abs().max())
@@ -146,7 +149,8 @@ def nudged(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
     """All parameters moved a little at random; afterwards they are what they were, to the bit, and
     so is the random state.
     """
-    saved, generator = [p.detach().clone() for p in parameters], torch.Generator().manual_seed(0)
+    saved = [p.detach().clone() for p in parameters]
+    generator = torch.Generator().manual_seed(0)
     try:
         with torch.no_grad():
             for parameter in parameters:
@@ -225,7 +229,8 @@ def empty_or_endless(ordinary: Sequence[float], odd: Mapping[str, Sequence[float
         ordinary: training's view of the scores of the policy's own samples, without penalties.
         odd: the same for unwanted answers, by their kind.
     """
-    high, results = statistics.quantiles(ordinary, n=10, method="inclusive")[-1], []
+    high = statistics.quantiles(ordinary, n=10, method="inclusive")[-1]
+    results = []
     for kind, scores in odd.items():
         mean = statistics.fmean(scores)
         evidence = (
@@ -317,8 +322,10 @@ def temperature(
     """
     own = logprobs_at(sampled_at)
     excess = (-own - entropy)[mask].double()
-    mean, error = float(excess.mean()), float(excess.std()) / math.sqrt(len(excess))
-    evidence, disagree = f"surprisal minus entropy {mean:+.3f} ± {error:.3f} nats a token", False
+    mean = float(excess.mean())
+    error = float(excess.std()) / math.sqrt(len(excess))
+    evidence = f"surprisal minus entropy {mean:+.3f} ± {error:.3f} nats a token"
+    disagree = False
     if engine is not None:
         gap = float((engine - own).abs()[mask].mean())
         evidence = f"engine and learner differ by {gap:.3g} nats a token; {evidence}"
@@ -333,7 +340,8 @@ def temperature(
                 f"; temperature {best:g} would fit to {gaps[best]:.3g}, the recipe says "
                 f"{sampled_at:g}"
             )
-    other, shape = abs(mean) > 0.1 and abs(mean) > 5 * error, "sharper" if mean < 0 else "flatter"
+    other = abs(mean) > 0.1 and abs(mean) > 5 * error
+    shape = "sharper" if mean < 0 else "flatter"
     return diagnose(
         "temperature",
         evidence,
@@ -360,7 +368,8 @@ def lost_updates(optimizer: torch.optim.Optimizer) -> Result:
             "what a step of this optimizer does to weights in low precision "
             "depends on their gradients",
         )
-    lost, total = 0, sum(p.numel() for _, p in groups)
+    lost = 0
+    total = sum(p.numel() for _, p in groups)
     for group, parameter in groups:
         stepped = (parameter.detach().float() + group["lr"]).to(parameter.dtype)
         lost += int(((stepped == parameter) & (parameter != 0)).sum())
@@ -374,7 +383,8 @@ def stop_tokens(encoder: ChatEncoder, engine_stops: Sequence[int]) -> Result:
     """The engine stops at the token that ends a turn in training, and at the tokenizer's EOS if the
     template writes none.
     """
-    tokenizer, turn = encoder.tokenizer, encoder.conversation((user("Hello."), assistant("Yes")))
+    tokenizer = encoder.tokenizer
+    turn = encoder.conversation((user("Hello."), assistant("Yes")))
     special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special} | set(
         tokenizer.all_special_ids,
     )
@@ -405,7 +415,8 @@ def scores(scores: Sequence[Score], *, checked: bool = False) -> Result:
         checked: the reward is right or wrong, and a short probe may be all wrong.
     """
     values = [s.value for s in scores if s.value is not None and math.isfinite(s.value)]
-    failed, spread = len(scores) - len(values), statistics.pstdev(values) if values else 0.0
+    failed = len(scores) - len(values)
+    spread = statistics.pstdev(values) if values else 0.0
     reasons = "; ".join(sorted({s.reason for s in scores if s.value is None and s.reason})[:2])
     evidence = f"{len(values)} scores, {failed} failed" + (f" ({reasons})" if reasons else "")
     if values:

@@ -72,7 +72,8 @@ def check_rows(rows: Rows, settings: Facts) -> list[Result]:
 
 def _derived(row: Facts) -> Json:
     """Columns that checks read beside those of the log."""
-    kl, spread = row.get(KL), row.get("reward/proxy_std")
+    kl = row.get(KL)
+    spread = row.get("reward/proxy_std")
     price = row.get("kl/price") or (
         row["kl/coefficient"] / spread if spread and row.get("kl/coefficient") else None
     )
@@ -91,7 +92,8 @@ def _result(
     alarm: Alarm | None,
     hidden: Mapping[str, float | None],
 ) -> Result:
-    check, limit = watch.checks[name], watch.threshold(name)
+    check = watch.checks[name]
+    limit = watch.threshold(name)
     if alarm is not None:
         message = f"{alarm.message[:1].upper()}{alarm.message[1:]}."
         return Finding(name, check.severity, message, f"Step {alarm.step}.", check.advice)
@@ -122,7 +124,8 @@ def check_samples(rows: Rows) -> list[Result]:
 def check_scores(rows: Rows) -> Result:
     """Scores that differ and do not fail."""
     proxies = [row["reward/proxy"] for row in rows if "reward/proxy" in row]
-    spreads, failed = numbers(rows, "reward/proxy_std"), sum(numbers(rows, "reward/failed"))
+    spreads = numbers(rows, "reward/proxy_std")
+    failed = sum(numbers(rows, "reward/failed"))
     if not proxies:
         return Unexamined("scores", "no scores in the log")
     evidence = (
@@ -131,7 +134,8 @@ def check_scores(rows: Rows) -> Result:
     )
     if spreads:
         evidence += f", deviation {statistics.median(spreads):.3g}"
-    equal, none = not any(spread > 1e-6 for spread in spreads), proxies.count(None)
+    equal = not any(spread > 1e-6 for spread in spreads)
+    none = proxies.count(None)
     faults = {
         "steps-without-a-score": none > SELDOM * len(proxies),
         "scores-of-steps-equal": equal,
@@ -159,7 +163,9 @@ def check_time(section: str, settings: Facts, summary: Facts, missing: float) ->
     ended = summary.get(BUDGET)
     if not ended or section == "rounds" or "left_out" not in ended:
         return []
-    done, total, minutes = ended["ended_at"], ended["total"], ended["minutes"]
+    done = ended["ended_at"]
+    total = ended["total"]
+    minutes = ended["minutes"]
     own = bool(settings.get(BUDGET))
     enough = minutes + (seconds_left_out(summary) if own else missing) / 60
     evidence = f"{done} of {total} steps in a budget of {minutes:g} minutes"
@@ -186,7 +192,8 @@ def check_movement(rows: Rows, settings: Facts, summary: Facts | None = None) ->
         settings: the section of the stage.
         summary: of the finished stage.
     """
-    steady, results = after_warmup(rows), summary or {}
+    steady = after_warmup(rows)
+    results = summary or {}
     least = LEAST_STEPS if any("reward/proxy" in row for row in rows) else LEAST_UPDATES
     if len(steady) < least:
         return Unexamined(
@@ -263,7 +270,8 @@ def _by_margin(rows: Rows, settings: Facts) -> Reading:
 
 
 def _by_loss(summary: Facts) -> Reading:
-    before, after = summary.get("eval_loss_before"), summary.get("eval_loss")
+    before = summary.get("eval_loss_before")
+    after = summary.get("eval_loss")
     if not before or after is None:
         return None, ""
     return abs(after / before - 1) < STILL_LOSS, (

@@ -61,7 +61,8 @@ def parroting(tokens: Sequence[str], prompt: Sequence[str], n: int = 3) -> float
     """The share of the response's n-grams that occur in the prompt; 0 for a response of fewer than
     n words.
     """
-    grams, given = ngrams(tokens, n), set(ngrams(prompt, n))
+    grams = ngrams(tokens, n)
+    given = set(ngrams(prompt, n))
     return sum(gram in given for gram in grams) / len(grams) if grams else 0.0
 
 
@@ -110,11 +111,13 @@ def co_moments(x: Sequence[float], y: Sequence[float]) -> list[float]:
     pooled correlation. All are 0 of fewer than two values, and of values whose squares are beyond
     float64.
     """
-    a, b = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    a = np.asarray(x, dtype=np.float64)
+    b = np.asarray(y, dtype=np.float64)
     if len(a) < 2:
         return [0.0, 0.0, 0.0, 0.0]
     with np.errstate(over="ignore", invalid="ignore"):
-        a, b = a - a.mean(), b - b.mean()
+        a = a - a.mean()
+        b = b - b.mean()
         moments = [float(a @ a), float(b @ b), float(a @ b)]
     return [float(len(a) - 1), *moments] if np.isfinite(moments).all() else [0.0] * 4
 
@@ -219,7 +222,8 @@ def phrase_table(texts: Sequence[Text], tokens: Tokens) -> dict[str, list[float]
     counts = Counter(phrase for holder in held for phrase in holder)
     least = max(2.0, 0.1 * len(texts))
     frequent = [phrase for phrase, count in counts.items() if count >= least]
-    prompts, table = [text.prompt for text in texts], dict[str, list[float]]()
+    prompts = [text.prompt for text in texts]
+    table = dict[str, list[float]]()
     for phrase in sorted(frequent, key=lambda phrase: (-counts[phrase], phrase))[:200]:
         holds = [float(phrase in holder) for holder in held]
         moments = co_moments([holds[i] for i in scores], list(scores.values()))

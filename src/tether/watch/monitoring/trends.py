@@ -52,7 +52,8 @@ def drift(values: Sequence[float]) -> Drift:
     """The trend of a series of three values or more, whose noise is that about the line of least
     squares.
     """
-    times, lines = np.arange(1.0, len(values) + 1), []
+    times = np.arange(1.0, len(values) + 1)
+    lines = []
     for time in (times, np.log(times)):
         freedom, sxx, syy, sxy = co_moments(time.tolist(), values)
         span = float(time[-1] - time[0])
@@ -142,7 +143,8 @@ def near_reference(kls: Sequence[float]) -> tuple[bool | None, str]:
     tokens differently. So the KL of an unmoved policy is 0 only on average.
     """
     later = kls[len(kls) // 2 :]
-    mean, error = statistics.fmean(later), statistics.stdev(later) / math.sqrt(len(later))
+    mean = statistics.fmean(later)
+    error = statistics.stdev(later) / math.sqrt(len(later))
     evidence = f"a KL of {mean:.2g} ± {error:.1g} nats a response"
     if mean >= max(RESTING_KL, 2 * error):
         return False, evidence

@@ -109,7 +109,8 @@ class View:
             return self.contrast(name, (float(sign),), sign * mean, len(earlier))
         from scipy.stats import hypergeom  # loading it takes a second
 
-        before, now = len(earlier) * self.counts[name], self.size * self.counts[name]
+        before = len(earlier) * self.counts[name]
+        now = self.size * self.counts[name]
         held = round(before * mean)
         evidence = self._counted(
             name,
@@ -143,7 +144,8 @@ class View:
 
         if not (window := self.window(name)):
             return NOTHING
-        counts, chance = range(self.size * self.counts[name] + 1), self.chance
+        counts = range(self.size * self.counts[name] + 1)
+        chance = self.chance
         excess, freedom = self._excess(name)
         if excess > 1 + 1e-9:
             chance = float(ndtr(-student(freedom, 1 - 2 * chance) * math.sqrt(excess)))
@@ -155,7 +157,8 @@ class View:
         """The variance of a share from step to step, in those of a binomial, and its degrees of
         freedom.
         """
-        values, count = self.series[name], self.counts[name]
+        values = self.series[name]
+        count = self.counts[name]
         deviation, freedom = self._scatter(name)
         share = statistics.fmean(values[: -self.size] or values)
         sampled = self.series.get(name + NOISE, ())

@@ -94,7 +94,9 @@ class Watch:
         """
         rate = metrics.get("learning_rate", 0.0)
         if rate > self.highest_rate:
-            self.highest_rate, self.course, self.counted = rate, {}, {}
+            self.highest_rate = rate
+            self.course = {}
+            self.counted = {}
         for name in (*TRENDS, KL):
             if name in metrics:
                 before = self.counted.get(name, 0)
@@ -132,7 +134,8 @@ class Watch:
         tokens = [word_tokens(text.response) for text in texts]
         columns = measure_texts(texts, tokens)
         numbers = _facts(metrics, texts, tokens, columns)
-        prompts, whole = len({t.prompt for t in texts}), "response/length" + NOISE in numbers
+        prompts = len({t.prompt for t in texts})
+        whole = "response/length" + NOISE in numbers
         counts = {}  # without several prompts the texts do not show the noise of shares
         if prompts > 1:
             of_all = {"unfinished": len(texts), "group/zero_signal": prompts}
@@ -148,7 +151,8 @@ class Watch:
         columns: Mapping[str, Sequence[float]] = MappingProxyType({}),
     ) -> list[Alarm]:
         """Take in the facts of one step; `texts` and their columns are the evidence of alarms."""
-        numbers, config = dict(facts.numbers), self.config
+        numbers = dict(facts.numbers)
+        config = self.config
         if KL in numbers:
             still = abs(numbers[KL]) < STILL_KL
             numbers["still"] = self.metrics.get("still", 0.0) + 1 if still else 0.0
@@ -183,7 +187,8 @@ class Watch:
         return [alarm for alarm in alarms if alarm]
 
     def _judge(self, name: str, step: int) -> Alarm | None:
-        check, threshold = self.checks[name], self.threshold(name)
+        check = self.checks[name]
+        threshold = self.threshold(name)
         for place, view in enumerate(self._views(threshold)):
             reading = check.measure(view)
             if not place and reading.value < self.config.release * threshold:

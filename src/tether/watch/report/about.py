@@ -23,7 +23,9 @@ from tether.watch.report.reading import (
     printable,
 )
 
-NAMES, GOLD, PARTS = SENTENCES["methods"], SENTENCES["gold"], SENTENCES["parts"]
+NAMES = SENTENCES["methods"]
+GOLD = SENTENCES["gold"]
+PARTS = SENTENCES["parts"]
 CALLED_GOLD = re.compile(r"\bgold\b", re.IGNORECASE)
 """In the name of a judge."""
 PYTHON = "python:"

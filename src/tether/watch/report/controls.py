@@ -35,7 +35,8 @@ def _rows(setting: Setting, gain: Measured) -> list[list[str]]:
     read = BY_KEY[gain.key].read
     gains: defaultdict[str, list[tuple[Estimate, Estimate, Estimate]]] = defaultdict(list)
     for member, arm in control_arms(setting.members):
-        own, theirs = read(member.policy), read(arm)
+        own = read(member.policy)
+        theirs = read(arm)
         if own and theirs:
             ahead = Estimate(own.value - theirs.value, math.nan, math.nan, 0)
             gains[arm.title].append((theirs, own, ahead))

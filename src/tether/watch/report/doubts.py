@@ -134,7 +134,8 @@ def length_warning(key: str, title: str, figures: Facts) -> str:
         key: the section of a stage, or `bench`.
         figures: a summary with `longer_chosen`.
     """
-    longer, words = estimate(figures.get("longer_chosen")), WARNS.get(f"length-{key}", "")
+    longer = estimate(figures.get("longer_chosen"))
+    words = WARNS.get(f"length-{key}", "")
     if not longer or not (side(longer, LOPSIDED) > 0 or side(longer, 1 - LOPSIDED) < 0):
         return ""
     share, which = max((longer.value, "longer"), (1 - longer.value, "shorter"))

@@ -31,7 +31,8 @@ def result_table(figures: Facts) -> tuple[tuple[str, ...], list[tuple[str, ...]]
     all pairs and each part of them, for more models all pairs of any two.
     """
     contests = figures["contests"]
-    head, parts = "prompts", contests[0]["results"]
+    head = "prompts"
+    parts = contests[0]["results"]
     if len(contests) > 1:
         head = "models"
         parts = {
@@ -53,7 +54,8 @@ def result_table(figures: Facts) -> tuple[tuple[str, ...], list[tuple[str, ...]]
 
 def duel_rods(figures: Facts) -> Rods:
     """Of two models the first one's win rates, of more models their strengths."""
-    several, part = len(figures["models"]) > 2, figures["contests"][0]["results"]["all"]
+    several = len(figures["models"]) > 2
+    part = figures["contests"][0]["results"]["all"]
     standings = figures["ranking"]["standings"]
     numbers = (
         {one["name"]: one["strength"] for one in standings}
@@ -68,7 +70,8 @@ def duel_rods(figures: Facts) -> Rods:
 
 def duel_verdict(figures: Facts) -> Conclusion:
     """The winner: of two models by the interval of the win rate, of more by their places."""
-    contest, ranking = figures["contests"][0], figures["ranking"]
+    contest = figures["contests"][0]
+    ranking = figures["ranking"]
     if len(figures["models"]) > 2:
         names = " and ".join(one["name"] for one in ranking["standings"] if one["best"] == 1)
         first = SAYS["first"].format(models=names, count=len(figures["models"]))

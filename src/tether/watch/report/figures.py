@@ -215,7 +215,9 @@ def rod_figures(
     """A row a number: a stroke for its interval, a mark for its value, which stands beside it,
     small marks for its seeds, and a line across all at `even`.
     """
-    ends, names, traces = [-0.5, len(rods) - 0.5], [rod.name for rod in rods], []
+    ends = [-0.5, len(rods) - 0.5]
+    names = [rod.name for rod in rods]
+    traces = []
     if even is not None:
         name = f"{show(even)}: {chance}"
         traces = [Trace([even, even], ends, name, MUTED, dash="dot", size=1.6, silent=True)]
@@ -285,7 +287,9 @@ def timeline_figures(arm: SubRun) -> list[Plot]:
     if not steps:
         return []
     seconds, row = sorted(steps, key=itemgetter(0))[len(steps) // 2]
-    servers, traces, start = work[row["step"]], [], 0.0
+    servers = work[row["step"]]
+    traces = []
+    start = 0.0
     for name, (words, colour) in PHASES.items():
         if spent := finite(row.get(f"time/{name}")):
             traces.append(_bars([(start, start + spent)], 0, words, colour))

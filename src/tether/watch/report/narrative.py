@@ -50,7 +50,8 @@ HEADLINES = {
 """Tone and words after the numbers by what a comparison shows (`stats.shown_difference`), and
 `sharper` by the control of decoding (`evaluation.decoding.verdict`).
 """
-AT_BEST, AT_ONE = ", each at its best temperature", ", both at one temperature"
+AT_BEST = ", each at its best temperature"
+AT_ONE = ", both at one temperature"
 UNJUDGED = "Not judged by {judge}"
 REWARDED = {1: "it rose", 0: "no clear change", -1: "it fell"}
 """The same without gold: of the training's own reward."""
@@ -129,7 +130,9 @@ def conclusion(journey: Journey) -> Conclusion:
     policy = journey.judged
     if not policy.name:
         return _conclusion_without_policy(journey)
-    gain, control, warnings = gold_gain(policy), control_of(policy.summary), []
+    gain = gold_gain(policy)
+    control = control_of(policy.summary)
+    warnings = []
     judge = judge_of(journey)
     (tone, headline), believed = _opening(journey, policy, gain, judge)
     sentences = page_sentences(journey, policy, judge)
@@ -161,7 +164,8 @@ def _verdict(
     """
     over = mapping(control and control["over_best_decoding"])
     if control:
-        wins, gain = estimate(over.get("win_rate")), estimate(over)
+        wins = estimate(over.get("win_rate"))
+        gain = estimate(over)
     shown = shown_difference(wins, gain, even)
     sharper = shown == "undecided" and control and control.get("verdict") == "sharper"
     tone, words = HEADLINES["sharper" if sharper else shown]
@@ -187,7 +191,8 @@ def _opening(
     """Tone and headline, and whether a control may replace them: the own reward alone cannot
     judge.
     """
-    rate, heldout = policy.estimate("gold_win_rate"), heldout_gain(policy)
+    rate = policy.estimate("gold_win_rate")
+    heldout = heldout_gain(policy)
     if rate or gain:
         return _verdict(rate, gain), True
     moved = heldout.gain if heldout else proxy_gain(policy)
@@ -202,7 +207,8 @@ def _opening(
 
 def page_sentences(journey: Journey, policy: SubRun, judge: Judge) -> list[str]:
     """Sentences on the measurement of held-out answers and its judge."""
-    heldout, measured = heldout_gain(policy), measured_sentence(journey, policy, judge)
+    heldout = heldout_gain(policy)
+    measured = measured_sentence(journey, policy, judge)
     if not measured:
         return [SAYS["no-gold"]]
     if policy.estimate("gold_win_rate"):
@@ -220,7 +226,8 @@ def page_sentences(journey: Journey, policy: SubRun, judge: Judge) -> list[str]:
 def measured_sentence(journey: Journey, policy: SubRun, judge: Judge) -> str:
     """The result on held-out prompts with its 95% interval; empty where none was judged."""
     if rate := policy.estimate("gold_win_rate"):
-        shown, count = centre(rate, percent), f"{rate.count:,} " if rate.count else ""
+        shown = centre(rate, percent)
+        count = f"{rate.count:,} " if rate.count else ""
         # of few the count stands there already
         share = f"{shown} comparisons" if " of " in shown else f"{shown} of {count}comparisons"
         won = SAYS["won-trained-on" if journey.trained_on else "won"]
@@ -385,7 +392,9 @@ def _losses(stage: SubRun, name: str, method: str = "") -> list[str]:
 
 def loop_conclusion(loop: LoopRun) -> Conclusion:
     """The gain in gold of the last round's policy, and the rounds that lost."""
-    last, count, says = loop.rounds[-1], len(loop.rounds), SENTENCES["loop"]
+    last = loop.rounds[-1]
+    count = len(loop.rounds)
+    says = SENTENCES["loop"]
     title = f"{plural(count, 'round')}, {last['labels_so_far']} labels"
     gain = estimate(last["gold_gain"])
     control = control_of(last)

@@ -61,7 +61,8 @@ def write_overlay(folders: Sequence[Path], output: Path | None = None) -> Path:
     output = page_path(folders[0] / "comparison.html" if output is None else output)
     laid = [_laid(name, folder) for name, folder in zip(told_apart(folders), folders, strict=True)]
     runs = {run.name: run.journey for run in laid}
-    numbers, judge = rods_of_runs(runs), about.judge_of_all(runs.values())
+    numbers = rods_of_runs(runs)
+    judge = about.judge_of_all(runs.values())
     page = fill_template(
         HERE / "overlay.html",
         " · ".join(run.name for run in laid),
@@ -132,7 +133,8 @@ def _figures(laid: Sequence[Laid]) -> dict[str, list[Plot]]:
 
 
 def _row(run: Laid, judge: about.Judge) -> dict[str, str]:
-    journey, main = run.journey, run.journey.main
+    journey = run.journey
+    main = run.journey.main
     steps = max((finite(row.get("step")) or 0.0 for row in main.metrics), default=0.0)
     right = journey.stage("reward").summary.get("heldout_accuracy")
     return {

@@ -129,7 +129,8 @@ def _curve_line(plot: Plot) -> str:
 
 def rods(journey: Journey) -> Rods:
     """The numbers that the verdict rests on; none where nothing was held out or judged."""
-    main, judge = journey.main, judge_of(journey)
+    main = journey.main
+    judge = judge_of(journey)
     chosen = mapping(control_of(main.summary).get("best_of_n")).items()
     measured = heldout_gain(main)
     for keys in KINDS:
@@ -169,7 +170,8 @@ def multiples(runs: Mapping[str, Journey]) -> list[Plot]:
     """Small charts of the course of each run's training; a legend names a run once."""
     stages = [replace(journey.main, name=name) for name, journey in runs.items()]
     own = all(journey.own_reward for journey in runs.values())
-    plots, seen = [], set[str]()
+    plots = []
+    seen = set[str]()
     for plot in charts("picture", stages, own, judge_of_all(runs.values())):
         traces = [one._replace(listed=one.name not in seen) for one in plot.traces]
         plots.append(replace(plot, traces=traces))

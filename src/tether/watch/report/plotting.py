@@ -113,7 +113,9 @@ class Plot:
                     yield "card mark", size - 4, dots
 
     def _points(self, trace: Trace, apart: bool) -> str:
-        y, pieces, joined = self._upright(trace), [], False
+        y = self._upright(trace)
+        pieces = []
+        joined = False
         for x, value in envelope(trace.xs, trace.ys):
             if x is None or value is None:
                 joined = False

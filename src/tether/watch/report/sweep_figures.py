@@ -115,12 +115,15 @@ def frontier(sweep: Sweep, gain: Measured, kl: Measured) -> list[Plot]:
 
     What belongs to a setting has its number as a class, which the sliders light.
     """
-    strokes, seeds, means = [], [], []
+    strokes = []
+    seeds = []
+    means = []
     for number, setting in enumerate(sweep.settings):
         colour = f"{BLUE} s{number}"
         ups = {member.label: value for member, value in gain.values[number]}
         both = [(at, ups[m.label], m) for m, at in kl.values[number] if m.label in ups]
-        at, up = kl.mean(number), gain.mean(number)
+        at = kl.mean(number)
+        up = gain.mean(number)
         if not both or at is None or up is None:
             continue
         strokes += [Trace(*ends, "", colour, size=1.6, silent=True) for ends in _cross(at, up)]

@@ -245,7 +245,8 @@ def _by_prompt(run: SweepRun, pair: Callable[[float, float], float]) -> dict[str
     """The mean of a number over the judged answers to each prompt."""
     by_prompt = defaultdict[str, list[float]](list)
     for row in run.journey.answers:
-        start, end = finite(row.get("gold_before")), finite(row.get("gold_after"))
+        start = finite(row.get("gold_before"))
+        end = finite(row.get("gold_after"))
         if start is not None and end is not None:
             by_prompt[str(row.get("prompt"))].append(pair(start, end))
     return {prompt: fmean(numbers) for prompt, numbers in by_prompt.items()}

@@ -61,7 +61,8 @@ class TrackerThread(threading.Thread):
         super().__init__(name=f"tracker {tracker}", daemon=True)
         self.tracker: TrackerName = tracker
         self.root = root.resolve()
-        self.end, self.warned = threading.Event(), False
+        self.end = threading.Event()
+        self.warned = False
         self.folders: dict[Path, TrackedFolder] = {}
         self.open: TrackedFolder | None = None
         self.start()
@@ -74,7 +75,8 @@ class TrackerThread(threading.Thread):
             self._warn("it does not answer")
 
     def run(self) -> None:
-        pause, last = 0.0, False
+        pause = 0.0
+        last = False
         while not last:
             last = self.end.wait(pause)
             try:
@@ -82,7 +84,9 @@ class TrackerThread(threading.Thread):
                 pause = LOOK_EVERY
             except Exception as error:  # noqa: BLE001  (whatever a tracker does, the run goes on)
                 self._warn(f"{type(error).__name__}: {error}")
-                self.folders, self.open, pause = {}, None, RETRY_AFTER
+                self.folders = {}
+                self.open = None
+                pause = RETRY_AFTER
 
     def _look(self, last: bool) -> None:
         """Send what is new, folder by folder. A folder's run stays open in the tracker until
@@ -126,7 +130,8 @@ class TrackedFolder:
 
     def __init__(self, name: TrackerName, folder: Path, root: Path, group: str) -> None:
         self.name: TrackerName = name
-        self.folder, self.root = folder, root
+        self.folder = folder
+        self.root = root
         self.group = group
         self.note = note_of(name, folder)
         self.state: Json = read_note(name, folder)
@@ -202,7 +207,8 @@ class TrackedFolder:
             self.tracker = None
 
     def _send_step(self, tracker: Tracker, step: int, rows: Mapping[str, Sequence[Json]]) -> None:
-        metrics, ended = {}, time.time()
+        metrics = {}
+        ended = time.time()
         for row in rows["heldout.jsonl"]:
             metrics |= {} if is_control(row) else measured_means(row)
         for row in rows["metrics.jsonl"]:

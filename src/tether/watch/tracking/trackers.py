@@ -110,7 +110,10 @@ class Wandb:
         table: Callable[[Sequence[Json]], object],
         warning: object,
     ) -> None:
-        self.run, self.table, self.warning, self.id = run, table, warning, run.id
+        self.run = run
+        self.table = table
+        self.warning = warning
+        self.id = run.id
 
     def log(self, metrics: Readings, step: int, at: float) -> None:
         self.run.log({**metrics}, step=step)
@@ -183,7 +186,8 @@ class MLflow:
     def __init__(self, run: TrackedRun) -> None:
         from mlflow import MlflowClient, entities
 
-        self.client, self.entities = MlflowClient(), entities
+        self.client = MlflowClient()
+        self.entities = entities
         if run.id is not None:
             self.id = run.id
             self.client.update_run(self.id, status="RUNNING")

@@ -99,7 +99,8 @@ class Overview:
     def __init__(self, store: Store) -> None:
         self.at = store.clock()
         self.counts = store.counts()
-        gold, golden = gold_answers(store), gold_items(store)
+        gold = gold_answers(store)
+        golden = gold_items(store)
         cast = list(votes(store, names=True, gold=True, experts=True))
         compared = [vote for vote in cast if not vote.expert and vote.item not in golden]
         self.hours = _histogram(cast, self.at, HOUR, 24)

@@ -159,7 +159,8 @@ def measured_prompts(
     """The number of held-out prompts of a training with a budget, at least 16: as many as `measure`
     answers in a part of its time. The number is noted, and the same in every start.
     """
-    begun, probed = limit.clock(), min(count, PROBED)
+    begun = limit.clock()
+    probed = min(count, PROBED)
     is_new = limit.bounded and not any(p.is_file() for p in (note, note.parent / "heldout.jsonl"))
     if ranks.once(lambda: is_new):
         measure(probed)

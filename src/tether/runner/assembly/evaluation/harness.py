@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager
 
 _LOG = logging.getLogger("tether.evaluation")
-_FUNCTION, _INCLUDED = re.compile(r"!function\s+([\w.]+)"), re.compile(r"^include:\s*(\S+)", re.M)
+_FUNCTION = re.compile(r"!function\s+([\w.]+)")
+_INCLUDED = re.compile(r"^include:\s*(\S+)", re.M)
 LONGEST_ANSWER = 256
 """Tokens of an answer whose task names no number, as lm-eval has it."""
 MICRO_BATCH_TOKENS = 2048
@@ -59,7 +60,8 @@ def look_at_tasks(tasks: Sequence[str]) -> list[str]:
         DataError: a file or its data cannot be read.
     """
     require("lm_eval", "an evaluator of lm-eval's tasks", "lm-eval")
-    manager, fixed = _manager(True), True
+    manager = _manager(True)
+    fixed = True
     figures: list[str] = []
     for task in tasks:
         if task not in manager.all_tasks and not Path(task).is_file():
@@ -140,7 +142,8 @@ class HarnessTasks:
         require("lm_eval", "an evaluator of lm-eval's tasks", "lm-eval")
         if taken := OWN_OPTIONS.keys() & options.keys():
             raise ConfigError(f"{min(taken)} is set by tether. Leave it out")
-        self.tasks, self.options = list(tasks), options
+        self.tasks = list(tasks)
+        self.options = options
 
     def __call__(self, policy: MeasuredPolicy, step: int) -> Figures:
         """Raises: DataError: a request does not fit the model's context."""
@@ -156,7 +159,8 @@ class HarnessTasks:
 @contextmanager
 def _same_generators(device: torch.device) -> Iterator[None]:
     """Give the generators of the process their states again afterwards."""
-    own, arrays = random.getstate(), np.random.get_state()
+    own = random.getstate()
+    arrays = np.random.get_state()
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         try:
             yield
@@ -217,7 +221,8 @@ def _figures(
             column = np.array(list(own.values()))
             # what lm-eval computes of all rows together, such as a perplexity, is no mean of them
             if len(column) and np.isclose(column.mean(), value):
-                estimates[name], rows[name] = grouped_mean(column, None), own
+                estimates[name] = grouped_mean(column, None)
+                rows[name] = own
             else:
                 estimates[name] = without_interval(
                     float(value),
@@ -299,7 +304,8 @@ def _read(policy: MeasuredPolicy, sequences: Sequence[Encoded]) -> Iterator[tupl
     role.train_mode(False)
     cut = [_shortened(sequence, role.context_length) for sequence in sequences]
     results: list[tuple[float, bool]] = [(0.0, True)] * len(cut)
-    tell, read = count_of("reading requests", len(cut)), 0
+    tell = count_of("reading requests", len(cut))
+    read = 0
     for places, batch in batches_for(role, cut, policy.encoder.pad_id, MICRO_BATCH_TOKENS):
         hidden = role.hidden(batch)
         sums = batch.scatter(role.logprobs_of(hidden, batch)[0]).double().sum(-1)

@@ -82,7 +82,9 @@ def held_out_measurement(
     """
     assert job.settings.evaluate is not None
     assert isinstance(stage.reward, FailureLimit)
-    config, own, reference = job.settings.evaluate, stage.reward.judge, stage.reference
+    config = job.settings.evaluate
+    own = stage.reward.judge
+    reference = stage.reference
     judge, name = _judge(config.judge, own, job, run, stage.ranks)
     how = (
         stage.config.sampling
@@ -103,7 +105,8 @@ def held_out_measurement(
         few = replace(answers, prompts=test[:count])
         few.judge(few.of(policy))
 
-    note, limit = job.folder / MEASURED_PROMPTS, time_limit()
+    note = job.folder / MEASURED_PROMPTS
+    limit = time_limit()
     answers.prompts = test[: measured_prompts(limit, note, len(test), measure, stage.ranks)]
     judged = JudgedAnswers(
         answers=answers,

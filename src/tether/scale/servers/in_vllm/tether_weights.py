@@ -41,7 +41,8 @@ class Folder(WeightTransferUpdateInfo):
 class FolderEngine(WeightTransferEngine[Nothing, Folder]):
     """Reads all tensors of a model's safetensors files."""
 
-    init_info_cls, update_info_cls = Nothing, Folder
+    init_info_cls = Nothing
+    update_info_cls = Folder
 
     def init_transfer_engine(self, init_info: Nothing) -> None:
         """Nothing is to be done."""
