@@ -79,7 +79,7 @@ def examine_run(folder: Path) -> dict[str, list[Result]]:
 
 def _rounds_checks(stage: SubRun) -> list[Result]:
     """Checks of a stage's samples over its rounds, with each round as a step."""
-    sampled = [mapping(one.get("sampling")) for one in stage.rounds]
+    sampled = [mapping(one, "sampling") for one in stage.rounds]
     if not sampled:
         return []
     scored = {"proxy": "reward/proxy", "proxy_std": "reward/proxy_std", "failed": "reward/failed"}

@@ -114,7 +114,7 @@ def standing(source: str) -> str:
         (
             summary[name]
             for name in ("gold", "test", "heldout")
-            if "kept_step" in mapping(summary.get(name))
+            if "kept_step" in mapping(summary, name)
         ),
         {},
     )

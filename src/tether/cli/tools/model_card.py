@@ -121,7 +121,7 @@ def _lineage(stage: Path | None) -> Iterator[SubRun]:
     while stage is not None and stage not in seen:
         seen.add(stage)
         yield read_sub_run(stage, [])
-        source = Path(str(mapping(read_json(stage / "config.json").get("model")).get("source")))
+        source = Path(str(mapping(read_json(stage / "config.json"), "model").get("source")))
         before = [
             source.parent,
             *(p / "sft" for p in stage.parents[:3] if source.parts[-2:] == ("sft", "model")),
@@ -155,7 +155,7 @@ def _stage(stage: SubRun) -> Json:
     config = mapping(stage.config)
     section = section_of(config) or ""
     recipe = _public({section: config.get(section), "seed": config.get("seed")})
-    files = list(mapping(mapping(stage.manifest).get("data")).items())[:LISTED]
+    files = list(mapping(stage.manifest, "data").items())[:LISTED]
     return {
         "section": section,
         "files": [(Path(name).name, str(sha)[:16]) for name, sha in files],

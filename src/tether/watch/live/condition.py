@@ -149,7 +149,7 @@ def _swept(root: Path, inside: Path) -> bool:
     paths = [
         root / str(path)
         for row in (rows if isinstance(rows, list) else [])
-        for path in mapping(mapping(row).get("stages")).values()
+        for path in mapping(row, "stages").values()
     ]
     own = [path for path in paths if path.is_relative_to(inside)]
     return bool(own) and all(isfile(path / "summary.json") for path in own)

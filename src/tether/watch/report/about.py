@@ -87,8 +87,8 @@ def facts(journey: Journey, run: Path) -> list[tuple[str, list[str]]]:
     manifests = [
         manifest for stage in (*stages, journey.own) if (manifest := mapping(stage.manifest))
     ]
-    models = [mapping(manifest.get("model")) for manifest in manifests] + [
-        mapping(journey.recipe.get("model")),
+    models = [mapping(manifest, "model") for manifest in manifests] + [
+        mapping(journey.recipe, "model"),
     ]
     seeds = [
         seed
@@ -138,9 +138,9 @@ def _command(words: Sequence[str]) -> str:
 
 def _data(stage: SubRun) -> Iterator[str]:
     """The files that a stage read, and how many rows it found in them."""
-    files = mapping(mapping(stage.manifest).get("data"))
+    files = mapping(stage.manifest, "data")
     rows = finite(mapping(stage.manifest).get("rows"))
-    if paths := list(files) or mapping(stage.settings.get("data")).get("path"):
+    if paths := list(files) or mapping(stage.settings, "data").get("path"):
         packaged = "tether/settings/recipes/quickstart/"
         each = [str(path) for path in (paths if isinstance(paths, list) else [paths])]
         names = ", ".join(
@@ -174,7 +174,7 @@ def _machine(manifest: Row, models: Sequence[Row]) -> str:
 
 def _versions(manifest: Row) -> str:
     versions = {
-        **mapping(manifest.get("packages")),
+        **mapping(manifest, "packages"),
         "tether": manifest.get("tether"),
         "Python": manifest.get("python"),
     }
@@ -216,13 +216,13 @@ def judge_of(journey: Journey) -> Judge:
     """
     stages = sorted(journey.stages, key=lambda stage: stage.section != "evaluate")
     noted = next(
-        (judge for stage in stages if (judge := mapping(mapping(stage.manifest).get("judge")))),
+        (judge for stage in stages if (judge := mapping(stage.manifest, "judge"))),
         {},
     )
     name = printable(function_name(noted.get("name")), 60)
     if not name:
-        judges = [mapping(journey.recipe.get("evaluate")).get("judge")]
-        judges += [mapping(arm.settings.get("evaluate")).get("judge") for arm in journey.arms]
+        judges = [mapping(journey.recipe, "evaluate").get("judge")]
+        judges += [mapping(arm.settings, "evaluate").get("judge") for arm in journey.arms]
         name = next(filter(None, map(_called, judges)), "")
     rewards = {_called(arm.settings.get("function")) for arm in journey.arms}
     return Judge(name, str(noted.get("says") or ""), bool(name) and name in rewards)

@@ -98,7 +98,7 @@ def doubts(journey: Journey) -> Iterator[str]:
             yield few_updates(stage.title, made)
         if warning := length_warning(stage.section, stage.title, stage.summary):
             yield warning
-        if ended := mapping(stage.summary.get("budget")):
+        if ended := mapping(stage.summary, "budget"):
             answered = "-prompts" * (stage.section in ("pairs", "evaluate"))
             yield WARNS[f"budget{answered}"].format(
                 stage=stage.title,
@@ -112,7 +112,7 @@ def doubts(journey: Journey) -> Iterator[str]:
             yield WARNS["held-out-none"].format(stage=stage.title)
         if words := not_trained(stage):
             yield f"{stage.title}: {words}"
-        if rows := finite(mapping(stage.summary.get("quarantine")).get("count")):
+        if rows := finite(mapping(stage.summary, "quarantine").get("count")):
             yield WARNS["rows"].format(stage=stage.title, rows=rows)
 
 

@@ -44,9 +44,9 @@ def measurements(stage: SubRun) -> Iterator[Measurement]:
         evaluator, policy, moment = (
             printable(record.get(name), 60) for name in ("evaluator", "policy", "moment")
         )
-        changes = mapping(record.get("change"))
-        for name, fields in mapping(record.get("figures")).items():
-            change = mapping(changes.get(name))
+        changes = mapping(record, "change")
+        for name, fields in mapping(record, "figures").items():
+            change = mapping(changes, name)
             words = bracketed(change.get("difference"), signed)
             words += ", not paired" if words and change.get("paired") is False else ""
             if (value := estimate(fields)) is not None:
@@ -170,8 +170,8 @@ def last_figures(policy: SubRun, stages: Sequence[SubRun]) -> dict[tuple[str, st
     for record, owner in ends:
         if owner is not None and record.get("policy") != owner:
             continue
-        values = mapping(record.get("figures"))
-        for name, change in mapping(record.get("change")).items():
+        values = mapping(record, "figures")
+        for name, change in mapping(record, "change").items():
             difference = estimate(mapping(change).get("difference"))
             if difference is not None:
                 value = estimate(values.get(name))

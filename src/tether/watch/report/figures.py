@@ -278,7 +278,7 @@ def stage_figures(stages: Sequence[SubRun]) -> list[Plot]:
 
 def timeline_figures(arm: SubRun) -> list[Plot]:
     """Timelines of the learner and of each engine server, in the step that took the median time."""
-    work = {row.get("step"): mapping(row.get("servers")) for row in arm.work}
+    work = {row.get("step"): mapping(row, "servers") for row in arm.work}
     steps = [
         (seconds, row)
         for row in arm.metrics
@@ -333,7 +333,7 @@ def loop_figures(loop: LoopRun) -> list[Plot]:
         shares = {
             key: share.value
             for key in ACCURACIES
-            if (share := estimate(mapping(one.get("reward")).get(key)))
+            if (share := estimate(mapping(one, "reward").get(key)))
         }
         rows.append({"step": one["labels_so_far"], **shares, "gold": one.get("gold_after")})
     return charts("rounds", [SubRun("", rows)], judge=Judge(loop.judge))

@@ -36,10 +36,10 @@ def heldout_gain(policy: SubRun) -> HeldOutGain | None:
     """The run's measurement on held-out prompts: the share of right answers, where answers are
     checked.
     """
-    stored = mapping(policy.summary.get("heldout"))
+    stored = mapping(policy.summary, "heldout")
     checked = "correct" in stored
     halves = stored.get("judged_by") == ("the prompts that did not choose the step")
-    values = mapping(stored.get("correct" if checked else "score"))
+    values = mapping(stored, "correct" if checked else "score")
     before, after, gain = (estimate(values.get(key)) for key in ("before", "after", "gain"))
     if before is None or after is None or gain is None:
         return None
@@ -72,7 +72,7 @@ def spent_kl(policy: SubRun) -> Estimate | None:
     one.
     """
     kl, noise = (finite(policy.summary.get(key)) for key in ("kl", "kl_noise"))
-    if kl is None and (measured := estimate(mapping(policy.summary.get("answers")).get("kl"))):
+    if kl is None and (measured := estimate(mapping(policy.summary, "answers").get("kl"))):
         return measured
     if kl is None and (course := trend_of(policy.metrics, *KL_KEYS)):
         kl = course.last

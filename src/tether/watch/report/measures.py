@@ -29,7 +29,7 @@ class Measure(NamedTuple):
 
 
 def _length(policy: SubRun) -> Estimate | None:
-    measured = estimate(mapping(policy.summary.get("answers")).get("length"))
+    measured = estimate(mapping(policy.summary, "answers").get("length"))
     course = trend_of(policy.metrics, "response/length")
     return measured or (estimate(course.last) if course else None)
 
@@ -46,7 +46,7 @@ def _last_loss(policy: SubRun) -> Estimate | None:
 
 def best_decoding(policy: SubRun) -> Estimate | None:
     """The gain of a policy over its start, each at its own best temperature."""
-    return estimate(mapping(control_of(policy.summary).get("over_best_decoding")))
+    return estimate(mapping(control_of(policy.summary), "over_best_decoding"))
 
 
 MEASURES = (

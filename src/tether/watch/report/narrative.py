@@ -78,19 +78,19 @@ def control_of(summary: Facts) -> Facts:
     empty without a control.
     """
     if "over_best_decoding" in summary:
-        best_of_n = mapping(summary.get("gold")).get("best_of_n")
+        best_of_n = mapping(summary, "gold").get("best_of_n")
         return {
             **summary,
-            "by_temperature": mapping(summary.get("gold_by_temperature")),
+            "by_temperature": mapping(summary, "gold_by_temperature"),
             "best_of_n": best_of_n,
         }
-    blocks = [mapping(summary.get(name)) for name in ("gold", "test", "heldout")]
+    blocks = [mapping(summary, name) for name in ("gold", "test", "heldout")]
     return next((block for block in blocks if "over_best_decoding" in block), {})
 
 
 def rate_at_best(policy: SubRun) -> Estimate | None:
     """A policy's win rate against its start, each at its own best temperature."""
-    over = mapping(control_of(policy.summary).get("over_best_decoding"))
+    over = mapping(control_of(policy.summary), "over_best_decoding")
     return estimate(over.get("win_rate"))
 
 
@@ -104,7 +104,7 @@ def control_sentences(control: Facts) -> list[str]:
     """Sentences that compare the policy with the start model, each at its best temperature, and with
     the best of n answers of the start model.
     """
-    over = mapping(control.get("over_best_decoding"))
+    over = mapping(control, "over_best_decoding")
     says = SENTENCES["decoding"]
     gain = estimate(over)
     rate = bracketed(over.get("win_rate"), percent)
@@ -116,7 +116,7 @@ def control_sentences(control: Facts) -> list[str]:
     sentences = [
         says["best"].format(ours=ours, theirs=theirs, rate=rate, gain=bracketed(gain, signed)),
     ]
-    for n, row in list(mapping(control.get("best_of_n")).items())[-1:]:  # the widest choice
+    for n, row in list(mapping(control, "best_of_n").items())[-1:]:  # the widest choice
         gained = bracketed(mapping(row).get("gain"), signed)
         won = bracketed(mapping(row).get("win_rate"), percent)
         sentences += (
@@ -369,7 +369,7 @@ def _rounds(stage: SubRun) -> Iterator[str]:
     scores = [
         score
         for one in stage.rounds
-        if (score := finite(mapping(one.get("sampling")).get("proxy"))) is not None
+        if (score := finite(mapping(one, "sampling").get("proxy"))) is not None
     ]
     if len(scores) > 1:
         yield SAYS["rounds-scores"].format(scores=", ".join(map(decimal, scores)))

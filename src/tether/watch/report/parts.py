@@ -46,7 +46,7 @@ def gold_parts(policy: SubRun, answers: Sequence[Row] = ()) -> list[Part]:
     """
     changes: dict[str, dict[str, list[float]]] = {}
     for index, answer in enumerate(answers):
-        before, after = (mapping(answer.get(f"parts_{side}")) for side in ("before", "after"))
+        before, after = (mapping(answer, f"parts_{side}") for side in ("before", "after"))
         for name in before:
             ends = finite(before[name]), finite(after.get(name))
             if ends[0] is not None and ends[1] is not None:
@@ -55,7 +55,7 @@ def gold_parts(policy: SubRun, answers: Sequence[Row] = ()) -> list[Part]:
                     ends[1] - ends[0],
                 )
     parts = []
-    for raw, stored in mapping(policy.summary.get("gold_parts")).items():
+    for raw, stored in mapping(policy.summary, "gold_parts").items():
         name = printable(raw, 60)
         start, end = (finite(mapping(stored).get(key)) for key in ("before", "after"))
         parts += (

@@ -131,7 +131,7 @@ def rods(journey: Journey) -> Rods:
     """The numbers that the verdict rests on; none where nothing was held out or judged."""
     main = journey.main
     judge = judge_of(journey)
-    chosen = mapping(control_of(main.summary).get("best_of_n")).items()
+    chosen = mapping(control_of(main.summary), "best_of_n").items()
     measured = heldout_gain(main)
     for keys in KINDS:
         values = {SAYS[key]: BY_KEY[key].read(main) for key in keys}

@@ -8,7 +8,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -86,12 +86,12 @@ class SubRun:
     @property
     def settings(self) -> Row:
         """The recipe's section as the stage ran by it."""
-        return mapping(mapping(self.config).get(self.section))
+        return mapping(self.config, self.section)
 
     @property
     def learning(self) -> Row:
         """The settings of the training itself. Rounds have them in a separate table."""
-        return mapping(self.settings.get("direct")) if self.kind == "rounds" else self.settings
+        return mapping(self.settings, "direct") if self.kind == "rounds" else self.settings
 
     @property
     def rounds(self) -> list[Row]:
@@ -172,7 +172,7 @@ class Journey:
     @property
     def asked_for_gold(self) -> bool:
         """True if the recipe names a judge of answers."""
-        judges = [mapping(arm.settings.get("evaluate")).get("judge") for arm in self.arms]
+        judges = [mapping(arm.settings, "evaluate").get("judge") for arm in self.arms]
         return bool(self.recipe.get("evaluate")) or any(isinstance(judge, dict) for judge in judges)
 
     @property
@@ -242,7 +242,7 @@ def read_journey(run: Path) -> Journey:
         stages=judged_stages(stages),
         answers=answers_in(run / "evaluate", notes),
         notes=notes,
-        recipe=mapping(mapping(json_of(run / "command.json", notes)).get("config")),
+        recipe=mapping(json_of(run / "command.json", notes), "config"),
     )
     if not (any(stage.kind for stage in stages) or journey.answers):
         raise RunError(
@@ -255,11 +255,11 @@ def read_journey(run: Path) -> Journey:
 def judged_stages(stages: Sequence[SubRun]) -> list[SubRun]:
     """Stages in the order of a recipe, each with what [evaluate] says of it."""
     compared = next(
-        (mapping(stage.summary.get("policies")) for stage in stages if stage.kind == "verdict"),
+        (mapping(stage.summary, "policies") for stage in stages if stage.kind == "verdict"),
         {},
     )
     whole = [
-        replace(stage, summary={**stage.summary, **mapping(compared.get(stage.name))})
+        replace(stage, summary={**stage.summary, **mapping(compared, stage.name)})
         for stage in stages
     ]
     return sorted(whole, key=turn)
@@ -312,8 +312,8 @@ def read_loop(run: Path) -> LoopRun | None:
     last = read_sub_run((run / summary["policy"]).parent, notes)
     recipe = run / "command.json"
     config = mapping(json_of(recipe, notes)) if recipe.is_file() else {}
-    evaluate = mapping(mapping(config.get("config")).get("evaluate"))
-    judge = printable(mapping(evaluate.get("judge")).get("call") or "", 60)
+    evaluate = mapping(config, "config", "evaluate")
+    judge = printable(mapping(evaluate, "judge").get("call") or "", 60)
     return LoopRun(run.resolve().name, rounds, last, notes, judge)
 
 
@@ -380,7 +380,7 @@ def _before_the_first_step(path: Path, notes: list[str]) -> list[Row]:
     ]
     means = {}
     for row in rows:
-        for key, values in mapping(row.get("scores")).items():
+        for key, values in mapping(row, "scores").items():
             scores = [score for value in listed(values) if (score := finite(value)) is not None]
             means[f"{printable(row.get('name'), 40)}/{key}"] = fmean(scores) if scores else None
     return [{"step": 0, **means}] if means else []
@@ -422,8 +422,10 @@ def _jsonl(path: Path, notes: list[str]) -> Iterator[Row]:
         )
 
 
-def mapping(value: object) -> Row:
-    """`value` if it is an object of JSON, else an empty one."""
+def mapping(value: object, *path: str) -> Row:
+    """`value`, or what lies at this path in it, if it is an object of JSON, else an empty one."""
+    for key in path:
+        value = value.get(key) if isinstance(value, Mapping) else None
     return value if isinstance(value, dict) else {}
 
 

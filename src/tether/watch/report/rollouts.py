@@ -70,7 +70,7 @@ def _rollouts(stage: SubRun) -> Iterator[Row]:
 
 def _tokens(row: Row) -> Row | None:
     """Texts and numbers of tokens, as many as there are texts; None where none were noted."""
-    tokens = mapping(row.get("tokens"))
+    tokens = mapping(row, "tokens")
     texts = [printable(text, 60) for text in listed(tokens.get("tokens"))]
     numbers = {
         name: [finite(value) for value in listed(tokens.get(name))]

@@ -181,8 +181,8 @@ def control_gain(policy: SubRun) -> tuple[float, float] | None:
     does not have its score at that of training.
     """
     control = control_of(policy.summary)
-    rows = mapping(control.get("by_temperature"))
-    best = finite(mapping(control.get("over_best_decoding")).get("temperature"))
+    rows = mapping(control, "by_temperature")
+    best = finite(mapping(control, "over_best_decoding").get("temperature"))
     starts = {
         float(temperature): before.value
         for temperature, row in rows.items()

@@ -122,7 +122,7 @@ def read_sweep(run: Path) -> Sweep | None:
         raise RunError(
             f"{run / SWEEP} is damaged. The command that began the sweep writes it again",
         )
-    values = [mapping(row.get("values")) for row in rows]
+    values = [mapping(row, "values") for row in rows]
     names = list(dict.fromkeys(key for row in values for key in row))
     sliders = [name for name in names if name.rpartition(".")[2] != "seed"]
     keys = {printable(name, 60): _in_order([row.get(name) for row in values]) for name in sliders}
@@ -133,7 +133,7 @@ def read_sweep(run: Path) -> Sweep | None:
         place = tuple(_shown(own.get(name)) for name in sliders)
         seeds = ", ".join(f"{name} {_shown(own[name])}" for name in own if name not in sliders)
         label = ", ".join(f"{name}={_shown(value)}" for name, value in own.items())
-        journey = _journey(run, mapping(row.get("stages")), shared, notes)
+        journey = _journey(run, mapping(row, "stages"), shared, notes)
         if journey is None:
             waiting.append(label)
         else:
@@ -160,7 +160,7 @@ def _journey(
     trained = [folder for folder in folders if KINDS.get(_base(folder)) not in ("verdict", None)]
     if not begun or (trained and trained[-1] not in begun):
         return None
-    recipe = mapping(mapping(json_of(run / "command.json", notes)).get("config"))
+    recipe = mapping(json_of(run / "command.json", notes), "config")
     own = SubRun(run.resolve().name)
     answers = [
         row for folder in begun if _base(folder) == "evaluate" for row in answers_in(folder, notes)

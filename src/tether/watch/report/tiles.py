@@ -52,7 +52,7 @@ def estimate_tile(name: str, value: Estimate, show: Show, detail: str = "") -> T
 
 def reward_facts(reward: Facts, pairs: Facts, judge: Judge) -> list[Tile]:
     """The reward model's numbers that need no figure; the judge is that of the labels."""
-    values = {**mapping(reward.get("length_correlation")), **pairs, **reward}
+    values = {**mapping(reward, "length_correlation"), **pairs, **reward}
     return [
         estimate_tile(
             row["name"].format(judge=judge.label),
@@ -80,7 +80,7 @@ ROUND_OF_PAIRS = (
 def pair_rounds(stage: SubRun) -> list[list[str]]:
     """A row a round of a stage that samples pairs and trains on them, of ROUND_OF_PAIRS."""
     return [
-        _pair_round(place, one, mapping(one.get("sampling")))
+        _pair_round(place, one, mapping(one, "sampling"))
         for place, one in enumerate(stage.rounds, 1)
     ]
 
@@ -108,12 +108,12 @@ def control_rows(control: Facts) -> list[Sequence[str]]:
     """A row a temperature, of CONTROL_COLUMNS, one for the best of each side, and the reward's
     choice among n answers before.
     """
-    temperatures = mapping(control.get("by_temperature"))
-    best_of_n = mapping(control.get("best_of_n"))
+    temperatures = mapping(control, "by_temperature")
+    best_of_n = mapping(control, "best_of_n")
     rows = [(decoding_of(float(value)), row) for value, row in temperatures.items()]
     table: list[Sequence[str]] = [(name, *texts) for name, row in rows if (texts := versus(row))]
     if table:
-        over = mapping(control.get("over_best_decoding"))
+        over = mapping(control, "over_best_decoding")
         table.append(
             (
                 "best against best",
@@ -150,7 +150,7 @@ def round_table(loop: LoopRun) -> tuple[list[str], list[tuple[str, ...]]]:
             f"{one['labels']} of {one['asked']} pairs",
             str(one["labels_so_far"]),
             *(
-                bracketed(mapping(one.get("reward")).get(key), percent)
+                bracketed(mapping(one, "reward").get(key), percent)
                 for key in ("heldout_accuracy", "gold_accuracy")
             ),
             decimal(one["gold_after"]),

@@ -40,7 +40,7 @@ def _events(stage: SubRun, number: int) -> list[Row]:
         ended = ends.get(finite(row.get("step")) or 0.0)
         if ended is None:
             continue
-        for name, spans in mapping(row.get("servers")).items():
+        for name, spans in mapping(row, "servers").items():
             lane = servers.setdefault(name, len(servers) + 2)
             for begin, end in number_pairs(spans):
                 events.append(_event("samples", number, lane, ended + begin, end - begin))
