@@ -117,7 +117,7 @@ def _shown(row: Json) -> list[tuple[str, str]]:
     """The numbers worth watching, with their keys."""
     from tether.watch.report.reading import finite
 
-    return [(key, form.format(n)) for key, form in SHOWN if (n := finite(row.get(key))) is not None]
+    return [(key, form.format(n)) for key, form in SHOWN if (n := finite(row, key)) is not None]
 
 
 def _screen(followed: FollowedRun, height: int) -> RenderableType:
@@ -147,7 +147,7 @@ def _screen(followed: FollowedRun, height: int) -> RenderableType:
         parts.append(_one_line(f"! step {one.row.get('step')}: {one.row.get('message')}", "yellow"))
     for one in rollouts if height >= 12 + 2 * ROLLOUTS else ():
         parts.append(_one_line(f"step {one.row.get('step')}: {one.row.get('prompt')}", "dim"))
-        score = finite(one.row.get("proxy"))
+        score = finite(one.row, "proxy")
         shown = "" if score is None else f"{score:+.2f}"
         parts.append(_one_line(f"  {shown} {one.row.get('response')}"))
     parts += [_one_line(note, "dim") for note in status["notes"]]

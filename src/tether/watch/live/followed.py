@@ -91,8 +91,8 @@ class Stage:
         return new
 
     def _add(self, row: Json, tick: int) -> None:
-        step = finite(row.get("step"))
-        at = finite(row.get("time"))
+        step = finite(row, "step")
+        at = finite(row, "time")
         if step is None:
             return
         pause = (at or 0.0) - self.newest
@@ -101,22 +101,22 @@ class Stage:
         self.newest = at or self.newest
         self.last = row
         for key in row if self.keys is None else self.keys:
-            value = finite(row.get(key)) if key not in ("step", "time") else None
+            value = finite(row, key) if key not in ("step", "time") else None
             if value is not None and (key in self.curves or len(self.curves) < MOST_KEYS):
                 self.curves.setdefault(key, Curve()).add(step, value, tick)
 
     @property
     def step(self) -> int:
         """The last step that was written."""
-        return int(finite(self.last.get("step")) or 0)
+        return int(finite(self.last, "step") or 0)
 
     def steps(self) -> int | None:
         """The steps that the training has; None where the run did not note it."""
-        noted = finite(json_inside(self.folder / "manifest.json").get("steps"))
+        noted = finite(json_inside(self.folder / "manifest.json"), "steps")
         if noted is None:
             config = json_inside(self.folder / "config.json")
             sections = [mapping(config[key]) for key in config if key in KINDS]
-            noted = next((n for s in sections if (n := finite(s.get("steps"))) is not None), None)
+            noted = next((n for s in sections if (n := finite(s, "steps")) is not None), None)
         return None if noted is None else int(noted)
 
 

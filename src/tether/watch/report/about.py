@@ -70,7 +70,7 @@ def price(own: SubRun, stages: Iterable[SubRun]) -> str:
     summaries = [run.summary for run in (own, *stages)]
 
     def noted(key: str) -> list[float]:
-        return [finite(summary.get(key)) or 0.0 for summary in summaries]
+        return [finite(summary, key) or 0.0 for summary in summaries]
 
     whole, *parts = noted("seconds")
     sizes = (
@@ -120,7 +120,7 @@ def facts(journey: Journey, run: Path) -> list[tuple[str, list[str]]]:
 def _again(manifests: Sequence[Row]) -> list[str]:
     """The commands that began the stages, each once, to be given in their working directory."""
     begun = [
-        (str(manifest.get("cwd", ".")), _command(list(map(str, listed(manifest.get("argv"))))))
+        (str(manifest.get("cwd", ".")), _command(list(map(str, listed(manifest, "argv")))))
         for manifest in manifests
     ]
     return [f"cd {shlex.quote(cwd)} && {line}" for cwd, line in dict.fromkeys(begun) if line]
@@ -139,7 +139,7 @@ def _command(words: Sequence[str]) -> str:
 def _data(stage: SubRun) -> Iterator[str]:
     """The files that a stage read, and how many rows it found in them."""
     files = mapping(stage.manifest, "data")
-    rows = finite(mapping(stage.manifest).get("rows"))
+    rows = finite(stage.manifest, "rows")
     if paths := list(files) or mapping(stage.settings, "data").get("path"):
         packaged = "tether/settings/recipes/quickstart/"
         each = [str(path) for path in (paths if isinstance(paths, list) else [paths])]
@@ -151,7 +151,7 @@ def _data(stage: SubRun) -> Iterator[str]:
 
 def _machine(manifest: Row, models: Sequence[Row]) -> str:
     cores = manifest.get("cpu_count")
-    memory = finite(manifest.get("memory_bytes"))
+    memory = finite(manifest, "memory_bytes")
     device = next(
         (device for model in models if (device := model.get("device")) and device != "cpu"),
         "",

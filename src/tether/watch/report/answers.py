@@ -56,7 +56,7 @@ def three_answers(rows: Sequence[Row]) -> list[tuple[str, Row]]:
 
 def training_samples(policy: SubRun) -> list[Row]:
     """A few samples from the first, the middle and the last step recorded."""
-    samples = [row for row in policy.samples if finite(row.get("step")) is not None]
+    samples = [row for row in policy.samples if finite(row, "step") is not None]
     steps = sorted({row["step"] for row in samples})
     chosen = sorted({steps[0], steps[len(steps) // 2], steps[-1]}) if steps else []
     return [
@@ -68,6 +68,6 @@ def training_samples(policy: SubRun) -> list[Row]:
 
 def gold_change(row: Row) -> float | None:
     """The gold score after less that before; None where one is missing."""
-    before = finite(row.get("gold_before"))
-    after = finite(row.get("gold_after"))
+    before = finite(row, "gold_before")
+    after = finite(row, "gold_after")
     return None if before is None or after is None else after - before

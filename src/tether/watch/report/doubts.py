@@ -46,7 +46,7 @@ def distrust(policy: SubRun, gain: Estimate | None, judge: Judge) -> Iterator[st
         first = points[0][1]
         last = points[-1][1]
         course = trend_of(
-            [row for row in policy.metrics if (finite(row.get("step")) or 0) >= peak_step],
+            [row for row in policy.metrics if (finite(row, "step") or 0) >= peak_step],
             "reward/proxy",
         )
         if peak - last > 0.25 * (peak - first) and course and course.last > course.first:
@@ -71,7 +71,7 @@ def alarms(policy: SubRun) -> Iterator[str]:
     }
     for detector, alarm in reversed(first.items()):
         message, advice = (printable(alarm.get(key), 400) for key in ("message", "advice"))
-        step = finite(alarm.get("step")) or 0.0
+        step = finite(alarm, "step") or 0.0
         name = detector.replace("_", " ")
         yield (
             WARNS["alarm"].format(detector=name, step=step, message=message, advice=advice).strip()
@@ -83,7 +83,7 @@ def doubts(journey: Journey) -> Iterator[str]:
     a coin, a stage that hardly learned, and rows and updates that it left out.
     """
     if shared := journey.trained_on:
-        stages = " and ".join(f"[{printable(name, 60)}]" for name in listed(shared.get("stages")))
+        stages = " and ".join(f"[{printable(name, 60)}]" for name in listed(shared, "stages"))
         yield WARNS["trained-on"].format(**{**shared, "stages": stages})
     judge = judge_of(journey)
     if judge.is_reward:
@@ -93,7 +93,7 @@ def doubts(journey: Journey) -> Iterator[str]:
         share = share_in_words(accuracy)
         yield WARNS["reward"].format(judge=judge_of_labels(journey), accuracy=share)
     for stage in journey.stages:
-        made = finite(stage.summary.get("updates"))
+        made = finite(stage.summary, "updates")
         if made and made < ENOUGH_UPDATES and "budget" not in stage.summary:
             yield few_updates(stage.title, made)
         if warning := length_warning(stage.section, stage.title, stage.summary):
@@ -106,19 +106,19 @@ def doubts(journey: Journey) -> Iterator[str]:
                 total=ended["total"],
                 minutes=ended["minutes"],
             )
-        if steps := finite(stage.summary.get("steps_left_out")):
+        if steps := finite(stage.summary, "steps_left_out"):
             yield WARNS["updates"].format(stage=stage.title, steps=steps)
-        if any(finite(stage.summary.get(key)) == 0 for key in HELD_OUT):
+        if any(finite(stage.summary, key) == 0 for key in HELD_OUT):
             yield WARNS["held-out-none"].format(stage=stage.title)
         if words := not_trained(stage):
             yield f"{stage.title}: {words}"
-        if rows := finite(mapping(stage.summary, "quarantine").get("count")):
+        if rows := finite(stage.summary, "quarantine", "count"):
             yield WARNS["rows"].format(stage=stage.title, rows=rows)
 
 
 def not_trained(stage: SubRun) -> str:
     """The rows that a stage read and did not train on, or cut; empty where they are few."""
-    return left_out_words(stage.summary, finite(mapping(stage.manifest).get("rows")))
+    return left_out_words(stage.summary, finite(stage.manifest, "rows"))
 
 
 def few_updates(stage: str, updates: float) -> str:
@@ -134,7 +134,7 @@ def length_warning(key: str, title: str, figures: Facts) -> str:
         key: the section of a stage, or `bench`.
         figures: a summary with `longer_chosen`.
     """
-    longer = estimate(figures.get("longer_chosen"))
+    longer = estimate(figures, "longer_chosen")
     words = WARNS.get(f"length-{key}", "")
     if not longer or not (side(longer, LOPSIDED) > 0 or side(longer, 1 - LOPSIDED) < 0):
         return ""

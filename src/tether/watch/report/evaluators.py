@@ -50,7 +50,7 @@ def measurements(stage: SubRun) -> Iterator[Measurement]:
             words = bracketed(change.get("difference"), signed)
             words += ", not paired" if words and change.get("paired") is False else ""
             if (value := estimate(fields)) is not None:
-                step = finite(record.get("step")) or 0.0
+                step = finite(record, "step") or 0.0
                 figure = printable(name, 60)
                 yield Measurement(policy, evaluator, figure, moment, step, value, words)
 
@@ -172,9 +172,9 @@ def last_figures(policy: SubRun, stages: Sequence[SubRun]) -> dict[tuple[str, st
             continue
         values = mapping(record, "figures")
         for name, change in mapping(record, "change").items():
-            difference = estimate(mapping(change).get("difference"))
+            difference = estimate(change, "difference")
             if difference is not None:
-                value = estimate(values.get(name))
+                value = estimate(values, name)
                 end = LastFigure(value and value.value, difference)
                 last[str(record.get("evaluator")), name] = end
     return last

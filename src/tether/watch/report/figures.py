@@ -131,7 +131,7 @@ def _over_distance(arm: SubRun, key: str) -> Sequence[tuple[float, float]]:
     own.
     """
     distance = _first_key(arm, (f"{key.partition('/')[0]}/kl", *KL_KEYS))
-    points = [(finite(row.get(distance)), finite(row.get(key))) for row in arm.metrics]
+    points = [(finite(row, distance), finite(row, key)) for row in arm.metrics]
     # An estimate of the KL below zero is noise around zero.
     return [
         (math.sqrt(max(0.0, kl)), value)
@@ -185,7 +185,7 @@ def accuracy_figures(reward: Facts, pairs: Facts, judge: Judge) -> list[Plot]:
         Rod(keys[key].format(judge=judge.label), share, colour, group)
         for of, group, colour, keys in groups
         for key in keys
-        if (share := estimate(of.get(key)))
+        if (share := estimate(of, key))
     ]
     if not rods or rods[0].group != "reward model":
         return []
@@ -247,7 +247,7 @@ def reliability_figures(reward: Facts) -> list[Plot]:
     """
     stored = [
         list(map(finite, bin))
-        for bin in listed(reward.get("reliability"))
+        for bin in listed(reward, "reliability")
         if isinstance(bin, list) and len(bin) == 5
     ]
     bins = [
@@ -282,7 +282,7 @@ def timeline_figures(arm: SubRun) -> list[Plot]:
     steps = [
         (seconds, row)
         for row in arm.metrics
-        if work.get(row.get("step")) and (seconds := finite(row.get("time/step")))
+        if work.get(row.get("step")) and (seconds := finite(row, "time/step"))
     ]
     if not steps:
         return []
@@ -291,7 +291,7 @@ def timeline_figures(arm: SubRun) -> list[Plot]:
     traces = []
     start = 0.0
     for name, (words, colour) in PHASES.items():
-        if spent := finite(row.get(f"time/{name}")):
+        if spent := finite(row, f"time/{name}"):
             traces.append(_bars([(start, start + spent)], 0, words, colour))
             start += spent
     for place, spans in enumerate(servers.values(), 1):
@@ -330,10 +330,6 @@ def loop_figures(loop: LoopRun) -> list[Plot]:
     """Gold, and the reward model's accuracy, over the labels that had been paid for."""
     rows: list[Row] = [{"step": 0, "gold": loop.rounds[0].get("gold_before")}]
     for one in loop.rounds:
-        shares = {
-            key: share.value
-            for key in ACCURACIES
-            if (share := estimate(mapping(one, "reward").get(key)))
-        }
+        shares = {key: share.value for key in ACCURACIES if (share := estimate(one, "reward", key))}
         rows.append({"step": one["labels_so_far"], **shares, "gold": one.get("gold_after")})
     return charts("rounds", [SubRun("", rows)], judge=Judge(loop.judge))

@@ -40,14 +40,14 @@ def heldout_gain(policy: SubRun) -> HeldOutGain | None:
     checked = "correct" in stored
     halves = stored.get("judged_by") == ("the prompts that did not choose the step")
     values = mapping(stored, "correct" if checked else "score")
-    before, after, gain = (estimate(values.get(key)) for key in ("before", "after", "gain"))
+    before, after, gain = (estimate(values, key) for key in ("before", "after", "gain"))
     if before is None or after is None or gain is None:
         return None
     return HeldOutGain(
         before,
         after,
         gain,
-        int(finite(stored.get("num_prompts")) or 0),
+        int(finite(stored, "num_prompts") or 0),
         checked,
         halves,
     )
@@ -71,8 +71,8 @@ def spent_kl(policy: SubRun) -> Estimate | None:
     """The KL of the summary, else of the last steps so far, with its interval where there is
     one.
     """
-    kl, noise = (finite(policy.summary.get(key)) for key in ("kl", "kl_noise"))
-    if kl is None and (measured := estimate(mapping(policy.summary, "answers").get("kl"))):
+    kl, noise = (finite(policy.summary, key) for key in ("kl", "kl_noise"))
+    if kl is None and (measured := estimate(policy.summary, "answers", "kl")):
         return measured
     if kl is None and (course := trend_of(policy.metrics, *KL_KEYS)):
         kl = course.last

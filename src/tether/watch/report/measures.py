@@ -29,7 +29,7 @@ class Measure(NamedTuple):
 
 
 def _length(policy: SubRun) -> Estimate | None:
-    measured = estimate(mapping(policy.summary, "answers").get("length"))
+    measured = estimate(policy.summary, "answers", "length")
     course = trend_of(policy.metrics, "response/length")
     return measured or (estimate(course.last) if course else None)
 

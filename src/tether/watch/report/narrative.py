@@ -91,7 +91,7 @@ def control_of(summary: Facts) -> Facts:
 def rate_at_best(policy: SubRun) -> Estimate | None:
     """A policy's win rate against its start, each at its own best temperature."""
     over = mapping(control_of(policy.summary), "over_best_decoding")
-    return estimate(over.get("win_rate"))
+    return estimate(over, "win_rate")
 
 
 def decoding_of(temperature: object) -> str:
@@ -164,7 +164,7 @@ def _verdict(
     """
     over = mapping(control and control["over_best_decoding"])
     if control:
-        wins = estimate(over.get("win_rate"))
+        wins = estimate(over, "win_rate")
         gain = estimate(over)
     shown = shown_difference(wins, gain, even)
     sharper = shown == "undecided" and control and control.get("verdict") == "sharper"
@@ -300,7 +300,7 @@ def _conclusion_without_policy(journey: Journey) -> Conclusion:
     sft = journey.stage("sft")
     reward = journey.stage("reward")
     direct = journey.stage("direct", "rounds")
-    before = finite(sft.summary.get("eval_loss_before"))
+    before = finite(sft.summary, "eval_loss_before")
     losses = [
         *([] if before is None else [before]),
         *(value for _, value in present(sft.metrics, "eval_loss")),
@@ -364,12 +364,10 @@ def _rounds(stage: SubRun) -> Iterator[str]:
     """Number of rounds, number of pairs, and the scores of the samples at the start of each round."""
     if not stage.rounds:
         return
-    pairs = sum(int(finite(one.get("num_pairs")) or 0) for one in stage.rounds)
+    pairs = sum(int(finite(one, "num_pairs") or 0) for one in stage.rounds)
     yield SAYS["rounds"].format(rounds=plural(len(stage.rounds), "round"), pairs=f"{pairs:,}")
     scores = [
-        score
-        for one in stage.rounds
-        if (score := finite(mapping(one, "sampling").get("proxy"))) is not None
+        score for one in stage.rounds if (score := finite(one, "sampling", "proxy")) is not None
     ]
     if len(scores) > 1:
         yield SAYS["rounds-scores"].format(scores=", ".join(map(decimal, scores)))
@@ -379,7 +377,7 @@ def _losses(stage: SubRun, name: str, method: str = "") -> list[str]:
     """The sentence of this name about the first and the last losses of training, or one about those
     of the rounds; none without them.
     """
-    each = [loss for one in stage.rounds if (loss := finite(one.get("train_loss"))) is not None]
+    each = [loss for one in stage.rounds if (loss := finite(one, "train_loss")) is not None]
     if each:
         return [SAYS["rounds-losses"].format(losses=", ".join(map(decimal, each)))]
     course = trend_of(stage.metrics, "loss")
@@ -398,7 +396,7 @@ def loop_conclusion(loop: LoopRun) -> Conclusion:
     title = f"{plural(count, 'round')}, {last['labels_so_far']} labels"
     gain = estimate(last["gold_gain"])
     control = control_of(last)
-    tone, words = _verdict(estimate(last.get("gold_win_rate")), gain, control)
+    tone, words = _verdict(estimate(last, "gold_win_rate"), gain, control)
     judge = Judge(loop.judge)
     sentences = [
         says["gain"].format(judge=judge, gain=bracketed(gain, signed)),
@@ -407,7 +405,7 @@ def loop_conclusion(loop: LoopRun) -> Conclusion:
     warnings = [
         says["lost"].format(place=place)
         for place, one in enumerate(loop.rounds, 1)
-        if side(estimate(one.get("gold_gain_of_round")), 0) < 0
+        if side(estimate(one, "gold_gain_of_round"), 0) < 0
     ]
     headline = f"{title}: {words[0].lower()}{words[1:]}"
     return Conclusion(tone, headline, sentences, warnings)

@@ -140,9 +140,7 @@ def versus(stored: object) -> tuple[str, ...]:
     missing.
     """
     row = mapping(stored)
-    ends = [
-        decimal(side.value) for name in ("before", "after") if (side := estimate(row.get(name)))
-    ]
+    ends = [decimal(side.value) for name in ("before", "after") if (side := estimate(row, name))]
     texts = (*ends, bracketed(row.get("gain"), signed), bracketed(row.get("win_rate"), percent))
     return texts if len(texts) == 4 and all(texts) else ()
 

@@ -135,7 +135,7 @@ def _figures(laid: Sequence[Laid]) -> dict[str, list[Plot]]:
 def _row(run: Laid, judge: about.Judge) -> dict[str, str]:
     journey = run.journey
     main = run.journey.main
-    steps = max((finite(row.get("step")) or 0.0 for row in main.metrics), default=0.0)
+    steps = max((finite(row, "step") or 0.0 for row in main.metrics), default=0.0)
     right = journey.stage("reward").summary.get("heldout_accuracy")
     return {
         "run": run.name,

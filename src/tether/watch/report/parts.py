@@ -48,7 +48,7 @@ def gold_parts(policy: SubRun, answers: Sequence[Row] = ()) -> list[Part]:
     for index, answer in enumerate(answers):
         before, after = (mapping(answer, f"parts_{side}") for side in ("before", "after"))
         for name in before:
-            ends = finite(before[name]), finite(after.get(name))
+            ends = finite(before[name]), finite(after, name)
             if ends[0] is not None and ends[1] is not None:
                 prompt = str(answer.get("id", index))
                 changes.setdefault(printable(name, 60), {}).setdefault(prompt, []).append(
@@ -57,7 +57,7 @@ def gold_parts(policy: SubRun, answers: Sequence[Row] = ()) -> list[Part]:
     parts = []
     for raw, stored in mapping(policy.summary, "gold_parts").items():
         name = printable(raw, 60)
-        start, end = (finite(mapping(stored).get(key)) for key in ("before", "after"))
+        start, end = (finite(stored, key) for key in ("before", "after"))
         parts += (
             []
             if start is None or end is None

@@ -136,7 +136,7 @@ def rods(journey: Journey) -> Rods:
     for keys in KINDS:
         values = {SAYS[key]: BY_KEY[key].read(main) for key in keys}
         values |= {
-            SAYS["best-of"].format(n=n): estimate(mapping(row).get("win_rate"))
+            SAYS["best-of"].format(n=n): estimate(row, "win_rate")
             for n, row in chosen
             if len(keys) > 1
         }

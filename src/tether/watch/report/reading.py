@@ -70,7 +70,7 @@ class SubRun:
 
     def estimate(self, key: str) -> Estimate | None:
         """A number of the summary."""
-        return estimate(self.summary.get(key))
+        return estimate(self.summary, key)
 
     @property
     def section(self) -> str:
@@ -97,7 +97,7 @@ class SubRun:
     def rounds(self) -> list[Row]:
         """The summaries of a stage's rounds."""
         return (
-            [mapping(one) for one in listed(self.summary.get("rounds"))]
+            [mapping(one) for one in listed(self.summary, "rounds")]
             if self.kind == "rounds"
             else []
         )
@@ -302,7 +302,7 @@ def read_loop(run: Path) -> LoopRun | None:
     """The loop in a run directory; None if something else, or nothing finished, is there."""
     notes: list[str] = []
     summary = mapping(json_of(run / "summary.json", notes))
-    rounds = listed(summary.get("rounds"))
+    rounds = listed(summary, "rounds")
     if (
         not rounds
         or "policy" not in summary
@@ -422,38 +422,45 @@ def _jsonl(path: Path, notes: list[str]) -> Iterator[Row]:
         )
 
 
-def mapping(value: object, *path: str) -> Row:
-    """`value`, or what lies at this path in it, if it is an object of JSON, else an empty one."""
+def inside(value: object, path: Sequence[str]) -> JsonValue:
+    """The part of an object of JSON at this path; None where nothing is."""
     for key in path:
         value = value.get(key) if isinstance(value, Mapping) else None
-    return value if isinstance(value, dict) else {}
+    return value
 
 
-def listed(value: object) -> list[JsonValue]:
-    """`value` if it is an array of JSON, else an empty one."""
-    return value if isinstance(value, list) else []
+def mapping(value: object, *path: str) -> Row:
+    """`value`, or its part at this path, if that is an object of JSON, else an empty one."""
+    part = inside(value, path)
+    return part if isinstance(part, dict) else {}
 
 
-def finite(value: object) -> float | None:
-    """`value` if it is a finite number, else None."""
-    if not isinstance(value, int | float) or isinstance(value, bool):
+def listed(value: object, *path: str) -> list[JsonValue]:
+    """`value`, or its part at this path, if that is an array of JSON, else an empty one."""
+    part = inside(value, path)
+    return part if isinstance(part, list) else []
+
+
+def finite(value: object, *path: str) -> float | None:
+    """`value`, or its part at this path, if that is a finite number, else None."""
+    number = inside(value, path)
+    if not isinstance(number, int | float) or isinstance(number, bool):
         return None
-    return float(value) if abs(value) <= sys.float_info.max else None
+    return float(number) if abs(number) <= sys.float_info.max else None
 
 
-def estimate(value: object) -> Estimate | None:
-    """An estimate from a bare number or from `{value, low, high, count}`; None where there is no
-    value.
+def estimate(value: object, *path: str) -> Estimate | None:
+    """An estimate from a bare number or from `{value, low, high, count}`, at this path in `value`;
+    None where there is no value.
 
     Bounds that were not recorded are NaN, as `Estimate.as_dict` writes NaN as null; a count that
     was not recorded is 0, and a reason empty.
     """
+    value = inside(value, path)
     if isinstance(value, Estimate):
         return value
     parts = value if isinstance(value, dict) else {"value": value}
-    centre, low, high, count = (
-        finite(parts.get(name)) for name in ("value", "low", "high", "count")
-    )
+    centre, low, high, count = (finite(parts, name) for name in ("value", "low", "high", "count"))
     if centre is None:
         return None
     low, high = (math.nan if bound is None else bound for bound in (low, high))

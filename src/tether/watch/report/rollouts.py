@@ -61,7 +61,7 @@ def _rollouts(stage: SubRun) -> Iterator[Row]:
     noted = {(row.get("step"), row.get("sample")): row for row in stage.tokens}
     places = Counter[float]()
     for row in stage.samples:
-        step = finite(row.get("step"))
+        step = finite(row, "step")
         if step is not None and isinstance(row.get("response"), str):
             tokens = noted.get((row["step"], places[step]))
             places[step] += 1
@@ -71,13 +71,13 @@ def _rollouts(stage: SubRun) -> Iterator[Row]:
 def _tokens(row: Row) -> Row | None:
     """Texts and numbers of tokens, as many as there are texts; None where none were noted."""
     tokens = mapping(row, "tokens")
-    texts = [printable(text, 60) for text in listed(tokens.get("tokens"))]
+    texts = [printable(text, 60) for text in listed(tokens, "tokens")]
     numbers = {
-        name: [finite(value) for value in listed(tokens.get(name))]
+        name: [finite(value) for value in listed(tokens, name)]
         for name in TOKEN_NUMBERS
-        if len(listed(tokens.get(name))) == len(texts)
+        if len(listed(tokens, name)) == len(texts)
     }
-    counted = finite(tokens.get("counted"))
+    counted = finite(tokens, "counted")
     return {"texts": texts, "counted": counted, **numbers} if texts else None
 
 
@@ -98,7 +98,7 @@ def _packed(stages: Sequence[SubRun], rows: Sequence[tuple[SubRun, Row]]) -> str
             row["step"],
             prompts.setdefault(printable(row.get("prompt")), len(prompts)),
             printable(row["response"]),
-            finite(row.get("proxy")),
+            finite(row, "proxy"),
             printable(row.get("stop"), 40),
             _tokens(row),
             turn_texts(row.get("turns")),
@@ -107,7 +107,7 @@ def _packed(stages: Sequence[SubRun], rows: Sequence[tuple[SubRun, Row]]) -> str
         for stage, row in rows
     ]
     alarms = [
-        (stage.title, printable(alarm.get("detector"), 60), finite(alarm.get("step")))
+        (stage.title, printable(alarm.get("detector"), 60), finite(alarm, "step"))
         for stage in stages
         for alarm in stage.alarms
     ]

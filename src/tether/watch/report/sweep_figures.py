@@ -104,7 +104,7 @@ def _averaged(rows: Sequence[Row]) -> list[Row]:
         bucket = rest[begin : begin + size]
         mean: Row = {"step": bucket[-1].get("step")}
         for key in AVERAGED:
-            values = [value for row in bucket if (value := finite(row.get(key))) is not None]
+            values = [value for row in bucket if (value := finite(row, key)) is not None]
             mean |= {key: fmean(values)} if values else {}
         means.append(mean)
     return [*first, *means]
@@ -182,15 +182,15 @@ def control_gain(policy: SubRun) -> tuple[float, float] | None:
     """
     control = control_of(policy.summary)
     rows = mapping(control, "by_temperature")
-    best = finite(mapping(control, "over_best_decoding").get("temperature"))
+    best = finite(control, "over_best_decoding", "temperature")
     starts = {
         float(temperature): before.value
         for temperature, row in rows.items()
-        if (before := estimate(mapping(row).get("before")))
+        if (before := estimate(row, "before"))
     }
     headline = control.get("correct") or control.get("score")
-    measured = estimate(mapping(headline).get("before"))
-    own = finite(policy.summary.get("gold_before"))
+    measured = estimate(headline, "before")
+    own = finite(policy.summary, "gold_before")
     own = measured.value if own is None and measured else own
     if own is None or best is None or best not in starts or len(starts) < 2:
         return None

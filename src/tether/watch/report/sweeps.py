@@ -115,9 +115,7 @@ def read_sweep(run: Path) -> Sweep | None:
         RunError: the table of its combinations is damaged.
     """
     notes: list[str] = []
-    rows = [
-        mapping(row) for row in listed(mapping(json_of(run / SWEEP, notes)).get("combinations"))
-    ]
+    rows = [mapping(row) for row in listed(json_of(run / SWEEP, notes), "combinations")]
     if notes:
         raise RunError(
             f"{run / SWEEP} is damaged. The command that began the sweep writes it again",
@@ -245,8 +243,8 @@ def _by_prompt(run: SweepRun, pair: Callable[[float, float], float]) -> dict[str
     """The mean of a number over the judged answers to each prompt."""
     by_prompt = defaultdict[str, list[float]](list)
     for row in run.journey.answers:
-        start = finite(row.get("gold_before"))
-        end = finite(row.get("gold_after"))
+        start = finite(row, "gold_before")
+        end = finite(row, "gold_after")
         if start is not None and end is not None:
             by_prompt[str(row.get("prompt"))].append(pair(start, end))
     return {prompt: fmean(numbers) for prompt, numbers in by_prompt.items()}

@@ -61,7 +61,7 @@ def reward_facts(reward: Facts, pairs: Facts, judge: Judge) -> list[Tile]:
             row.get("detail", "").format(judge=judge.label),
         )
         for row in FACTS
-        if (parts := estimate(values.get(row["key"])))
+        if (parts := estimate(values, row["key"]))
     ]
 
 

@@ -26,18 +26,18 @@ def _events(stage: SubRun, number: int) -> list[Row]:
     events: list[Row] = []
     ends: dict[float, float] = {}
     for row in stage.metrics:
-        ended, took, step = (finite(row.get(key)) for key in ("time", "time/step", "step"))
+        ended, took, step = (finite(row, key) for key in ("time", "time/step", "step"))
         if ended is None or took is None or step is None:
             continue
         ends[step], start = ended, ended - took
         events.append(_event(f"step {step:.0f}", number, 0, start, took))
         for phase in PHASES:
-            if (seconds := finite(row.get(f"time/{phase}"))) is not None:
+            if (seconds := finite(row, f"time/{phase}")) is not None:
                 events.append(_event(phase, number, 1, start, seconds))
                 start += seconds
     servers: dict[str, int] = {}
     for row in stage.work:
-        ended = ends.get(finite(row.get("step")) or 0.0)
+        ended = ends.get(finite(row, "step") or 0.0)
         if ended is None:
             continue
         for name, spans in mapping(row, "servers").items():
