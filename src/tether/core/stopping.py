@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import ClassVar, NoReturn
@@ -164,13 +165,13 @@ def ended_by(number: signal.Signals) -> Interrupted:
     )
 
 
+@dataclass
 class _SendAgain:
     """Hook for a signal's exception that came where nothing can be raised: sends the signal again a
     moment later.
     """
 
-    def __init__(self, before: Callable[[sys.UnraisableHookArgs], object]) -> None:
-        self.before = before
+    before: Callable[[sys.UnraisableHookArgs], object]
 
     def __call__(self, lost: sys.UnraisableHookArgs) -> None:
         if not (Stopping.came and issubclass(lost.exc_type, Interrupted)):

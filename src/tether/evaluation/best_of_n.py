@@ -1,6 +1,7 @@
 """Best of n: what the reward's favourites are worth to the judge, as the choice widens."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from tether.algorithms.kl import kl_best_of_n
 from tether.core.protocols import Engine, count_of
@@ -13,6 +14,7 @@ PROMPTS = 64
 """Of the held-out ones: best of n asks for so many times n answers."""
 
 
+@dataclass
 class BestOfStart:
     """Implements core.protocols.Evaluator: the judge's score of the answer among n that the reward
     likes best; figures `best_of_2` and so on.
@@ -23,10 +25,9 @@ class BestOfStart:
 
     name = "best_of_n"
 
-    def __init__(self, answers: HeldOutAnswers, reward: Scorer, sizes: Sequence[int]) -> None:
-        self.answers = answers
-        self.reward = reward
-        self.sizes = sizes
+    answers: HeldOutAnswers
+    reward: Scorer
+    sizes: Sequence[int]
 
     def __call__(self, policy: MeasuredPolicy, step: int) -> Figures:
         best = favourites(

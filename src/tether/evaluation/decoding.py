@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 from typing import Literal
 
@@ -46,6 +47,7 @@ def other_temperatures(sampling: Sampling, temperatures: Sequence[float]) -> lis
     ]
 
 
+@dataclass
 class Decoding:
     """Implements core.protocols.Evaluator: the scores of held-out answers at other temperatures,
     the control of `control`. The temperature begins the name of each figure: `0.5/score`.
@@ -53,9 +55,8 @@ class Decoding:
 
     name = "decoding"
 
-    def __init__(self, answers: HeldOutAnswers, temperatures: Sequence[float]) -> None:
-        self.answers = answers
-        self.temperatures = temperatures
+    answers: HeldOutAnswers
+    temperatures: Sequence[float]
 
     def __call__(self, policy: MeasuredPolicy, step: int) -> Figures:
         result = Figures({})

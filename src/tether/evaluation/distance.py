@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from tether.evaluation.held_out import HeldOutAnswers, column_figures
 from tether.evaluation.likelihood import kl_to_reference
 from tether.evaluation.suite import Figures, MeasuredPolicy
 from tether.models.trunk import Role
 
 
+@dataclass
 class DistanceFromStart:
     """Implements core.protocols.Evaluator: `kl`, the KL from the start in nats an answer, on
     held-out answers.
@@ -19,9 +22,8 @@ class DistanceFromStart:
 
     name = "kl"
 
-    def __init__(self, answers: HeldOutAnswers, reference: Role) -> None:
-        self.answers = answers
-        self.reference = reference
+    answers: HeldOutAnswers
+    reference: Role
 
     def __call__(self, policy: MeasuredPolicy, step: int) -> Figures:
         moved = kl_to_reference(

@@ -119,6 +119,7 @@ ANSWER_LENGTH = "answer_tokens"
 ANSWER_ENTROPY = "answer_entropy"
 
 
+@dataclass
 class HeldOutScores:
     """Implements core.protocols.Evaluator: the judge's `score` of held-out answers and its parts,
     `answer_tokens`, `answer_entropy`.
@@ -129,9 +130,8 @@ class HeldOutScores:
 
     name = "held_out"
 
-    def __init__(self, answers: HeldOutAnswers, proxy: Scorer | None = None) -> None:
-        self.answers = answers
-        self.proxy = proxy
+    answers: HeldOutAnswers
+    proxy: Scorer | None = None
 
     def __call__(self, policy: MeasuredPolicy, step: int) -> Figures:
         return self.answers.scored(self.answers.of(policy), proxy=self.proxy)

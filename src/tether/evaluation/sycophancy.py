@@ -212,6 +212,7 @@ def check_pair(encoder: ChatEncoder, pair: PremisePair, context_length: int) -> 
         )
 
 
+@dataclass
 class Sycophancy:
     """Implements core.protocols.Evaluator: `shift`, `log_odds`, `size` and `flipped` of a model's
     answers to pairs of premises (`judge_premises`).
@@ -221,8 +222,7 @@ class Sycophancy:
 
     name = "sycophancy"
 
-    def __init__(self, pairs: Sequence[PremisePair]) -> None:
-        self.pairs = pairs
+    pairs: Sequence[PremisePair]
 
     def __call__(self, policy: MeasuredPolicy, step: int) -> Figures:
         """Raises: DataError: a pair cannot be encoded; `check_pair` finds those before."""

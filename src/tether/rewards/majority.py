@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import combinations
 
@@ -35,6 +35,7 @@ def majority_reward(parts: RewardParts) -> CheckedControl:
     return CheckedControl(MajorityReward(config, check), check)
 
 
+@dataclass
 class MajorityReward:
     """Implements core.protocols.RewardSource: 1 for the answer that most answers to the prompt
     give, 0 otherwise, plus `format_weight` for the format.
@@ -49,9 +50,8 @@ class MajorityReward:
 
     name = "majority"
 
-    def __init__(self, config: VerifiableConfig, check: RewardSource) -> None:
-        self.config = config
-        self.check = check
+    config: VerifiableConfig
+    check: RewardSource
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
         """One score a rollout, in their order; one call has all answers to a prompt."""

@@ -94,6 +94,7 @@ class Assigned:
         return {self.left: "left", FLIPPED[self.left]: "right"}
 
 
+@dataclass
 class Work:
     """The work of people on a store: taking tasks, judging, skipping, flagging, undoing.
 
@@ -105,20 +106,12 @@ class Work:
         seed: decides which answer is on the left.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        *,
-        lease: float = 1800.0,
-        gold_every: int = 10,
-        quota: int = 0,
-        seed: int = 0,
-    ) -> None:
-        self.store = store
-        self.lease = lease
-        self.gold_every = gold_every
-        self.quota = quota
-        self.seed = seed
+    store: Store
+    _: KW_ONLY
+    lease: float = 1800.0
+    gold_every: int = 10
+    quota: int = 0
+    seed: int = 0
 
     def next(self, annotator: int) -> Assigned | None:
         """The task that the person has already, or another one; None when there is nothing (more)
