@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from tether.core.types import JsonValue
+from tether.core.types import JsonValue, Texts
 
 HIDDEN = "***"
 SHORTEST = 6
@@ -94,7 +94,7 @@ def with_texts(value: object, change: Callable[[str], str]) -> JsonValue:
     )
 
 
-def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
+def redact(text: str, environment: Texts | None = None) -> str:
     """The text with *** for every secret in it; `environment` is that of this process unless
     another is given.
     """
@@ -105,7 +105,7 @@ def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
     return _SHAPES.sub(HIDDEN, text)
 
 
-def redact_value(value: object, environment: Mapping[str, str] | None = None) -> JsonValue:
+def redact_value(value: object, environment: Texts | None = None) -> JsonValue:
     """The same for plain values at any depth: texts, and every text under a name such as
     `password`.
     """
@@ -132,7 +132,7 @@ def redact_value(value: object, environment: Mapping[str, str] | None = None) ->
     return value
 
 
-def _known(environment: Mapping[str, str]) -> Iterator[str]:
+def _known(environment: Texts) -> Iterator[str]:
     """The secrets that the environment names, the longest first: one may be part of another."""
     values = {value for name, value in environment.items() if _SECRET_VARIABLE.search(name)}
     values |= {

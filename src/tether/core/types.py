@@ -21,6 +21,8 @@ Entries = Mapping[str, object]
 """Values by name, only read, of which nothing is known yet."""
 JsonValue = Any
 """A value of JSON of any kind: an object, a list, a text, a number, a truth value or None."""
+Texts = Mapping[str, str]
+"""Texts by name, only read."""
 Metrics = dict[str, float]
 """Numbers by name."""
 Readings = Mapping[str, float]

@@ -16,7 +16,7 @@ sequences. `conversation` counts them if the whole text has them as they were ge
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -24,7 +24,17 @@ from typing import Any, Literal
 from tether.core.errors import DataError, ModelError
 from tether.core.once import once
 from tether.core.thoughts import is_mark
-from tether.core.types import Conversation, Facts, Json, Message, Rollout, Spans, assistant, user
+from tether.core.types import (
+    Conversation,
+    Facts,
+    Json,
+    Message,
+    Rollout,
+    Spans,
+    Texts,
+    assistant,
+    user,
+)
 from tether.data.rendered import FAMILIES, Marks, Rendered, marks_of, unrendered
 from tether.data.templates import ChatTemplate
 
@@ -75,7 +85,7 @@ class ChatEncoder:
         self,
         tokenizer: Any,
         stop_ids: tuple[int, ...],
-        template: str | Mapping[str, str] | None = None,
+        template: str | Texts | None = None,
         system_prompt: str | None = None,
         rendered: Rendered = "auto",
         vocabulary: int = 2**31,

@@ -30,6 +30,7 @@ from tether.core.types import (
     Prompt,
     Record,
     StepLabels,
+    Texts,
 )
 from tether.core.visible import visible
 from tether.data.formats.containers import left_out, places
@@ -77,7 +78,7 @@ class Inspection:
     source: str
     kind: type
     files: Mapping[str, Format]
-    unread: Mapping[str, str]
+    unread: Texts
     _: KW_ONLY
     num_examples: int
     quarantine: Quarantine = field(default_factory=Quarantine)
@@ -85,7 +86,7 @@ class Inspection:
     ties: int = 0
     labels: Counter[str] = field(default_factory=Counter)
     rendered: Counter[str] = field(default_factory=Counter)
-    examples: list[Mapping[str, str]] = field(default_factory=list)
+    examples: list[Texts] = field(default_factory=list)
     _prompts: set[int] = field(default_factory=set)
     _contents: set[int] = field(default_factory=set)
     _words: dict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
@@ -153,7 +154,7 @@ class Inspection:
         record: Comparison,
         chosen: int,
         rejected: int,
-        texts: Mapping[str, str],
+        texts: Texts,
     ) -> None:
         self.ties += record.tie
         if not record.tie and chosen != rejected:
@@ -171,7 +172,7 @@ class Inspection:
     def _sample(
         self,
         record: Record,
-        texts: Mapping[str, str],
+        texts: Texts,
     ) -> None:
         if len(self.examples) < self.num_examples:
             self.examples.append(_example(record, texts))
@@ -186,7 +187,7 @@ def inspect_data(
     kind: type | None = None,
     limit: int | None = None,
     num_examples: int = 3,
-    columns: Mapping[str, str] | None = None,
+    columns: Texts | None = None,
 ) -> Inspection:
     """Read a source once (its first `limit` records) and describe it; `kind` defaults to the
     format's own.
@@ -221,7 +222,7 @@ def inspect_data(
 
 def _layouts(
     path: str | Path,
-    columns: Mapping[str, str] | None,
+    columns: Texts | None,
 ) -> tuple[dict[str, Format], dict[str, str]]:
     """The format of a file, or of a folder's files that hold the first one's kind of row, and why
     the others are left out.
@@ -262,7 +263,7 @@ RESPONSES: dict[type, Callable[[Any], dict[str, str]]] = {
 """The texts of a record of each kind beside its prompt."""
 
 
-def _example(record: Record, texts: Mapping[str, str]) -> Mapping[str, str]:
+def _example(record: Record, texts: Texts) -> Texts:
     """The texts of a record as people read them: who says what, and which verdict a response or a
     step has.
     """

@@ -11,7 +11,7 @@ import itertools
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property, partial
@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from tether.core.errors import DataError
 from tether.core.once import once
 from tether.core.rundir import append_jsonl
-from tether.core.types import Demonstration, Json, Problem, Prompt, Record
+from tether.core.types import Demonstration, Json, Problem, Prompt, Record, Texts
 from tether.data.formats.cells import Cells
 from tether.data.formats.columns import renamed, strange_names
 from tether.data.formats.containers import Numbered, Place, Sources, places
@@ -138,7 +138,7 @@ def read(
     strict: bool = False,
     limit: int | None = None,
     check: Callable[[T], None] | None = None,
-    columns: Mapping[str, str] | None = None,
+    columns: Texts | None = None,
 ) -> Iterator[T]:
     """Stream the records of one kind out of files, folders and hub data sets.
 
@@ -197,7 +197,7 @@ def look(
     *,
     format: str = "auto",
     strict: bool = False,
-    columns: Mapping[str, str] | None = None,
+    columns: Texts | None = None,
 ) -> None:
     """Read the first record of each file, so that a file of another kind is an error before
     anything is trained.
@@ -214,7 +214,7 @@ def look(
         next(file.records(kind, layout), None)
 
 
-def detect_format(source: str | Path, columns: Mapping[str, str] | None = None) -> Format:
+def detect_format(source: str | Path, columns: Texts | None = None) -> Format:
     """The format of a file or of a hub data set; `columns` as in `read`."""
     (file,) = _files(source, columns, Quarantine(keep=0))
     return detect(file.sniff()[1], None, file.place.name)
@@ -222,7 +222,7 @@ def detect_format(source: str | Path, columns: Mapping[str, str] | None = None) 
 
 def _files(
     sources: Sources,
-    columns: Mapping[str, str] | None,
+    columns: Texts | None,
     quarantine: Quarantine | None,
     *,
     strict: bool = False,
@@ -256,7 +256,7 @@ class _File:
     strict: bool
     seen: set[int]
     _: KW_ONLY
-    columns: Mapping[str, str]
+    columns: Texts
     check: Callable[[Any], None] | None = None
     evidence: Evidence = field(default_factory=lambda: Evidence("", list))
     bad: Quarantine = field(default_factory=lambda: Quarantine(keep=1))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import count
@@ -20,7 +20,7 @@ from typing import Any
 from tether.core.errors import DataError, ModelError
 from tether.core.once import once
 from tether.core.thoughts import thought_apart
-from tether.core.types import Conversation, Json, Message, user
+from tether.core.types import Conversation, Json, Message, Texts, user
 from tether.data.rendered import PIECES, common_start
 
 _LOG = logging.getLogger("tether.data")
@@ -50,7 +50,7 @@ class ChatTemplate:
     def __init__(
         self,
         tokenizer: Any,
-        template: str | Mapping[str, str] | None,
+        template: str | Texts | None,
         stops: Sequence[str],
     ) -> None:
         self.tokenizer = tokenizer
@@ -229,7 +229,7 @@ class ChatTemplate:
         return not is_written(_PROBES[0]) and is_written([{"type": "text", "text": _PROBES[0]}])
 
 
-def _templates(template: str | Mapping[str, str]) -> tuple[str, str | None]:
+def _templates(template: str | Texts) -> tuple[str, str | None]:
     """The template of conversations without tools, and the template of those with tools, if it is
     another one.
 

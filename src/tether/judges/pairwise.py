@@ -24,6 +24,7 @@ from tether.core.types import (
     Prompt,
     Sampling,
     Score,
+    Texts,
     assistant,
     user,
 )
@@ -94,7 +95,7 @@ def score_question(prompt: Conversation, response: str, rubric: str) -> Conversa
 
 
 def _question(
-    words: Mapping[str, str],
+    words: Texts,
     rubric: str,
     prompt: Conversation,
     answers: Mapping[str, Conversation],

@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 
-from torch import Tensor
-
 
 class _Pass(threading.local):
     unpacked = False
@@ -40,8 +38,6 @@ def _put_in_place() -> None:
     from transformers import masking_utils
 
     search = masking_utils.find_packed_sequence_indices
-
-    def packed_rows(position_ids: Tensor) -> Tensor | None:
-        return None if _PASS.unpacked else search(position_ids)
-
-    masking_utils.find_packed_sequence_indices = packed_rows
+    masking_utils.find_packed_sequence_indices = lambda position_ids: (
+        None if _PASS.unpacked else search(position_ids)
+    )

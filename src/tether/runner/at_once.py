@@ -19,7 +19,7 @@ from tether.core.protocols import Progress, doing
 from tether.core.rundir import read_json
 from tether.core.stopping import AGAIN, Interrupted, Stopping
 from tether.core.threads import WAITING
-from tether.core.types import Json
+from tether.core.types import Json, Texts
 from tether.models.loading import pick_device
 from tether.runner.assembly.job import AnyJob
 from tether.runner.assembly.launching import visible_gpus
@@ -58,7 +58,7 @@ def run_at_once(launch: Launch) -> Json:
         return _run_in(slots, launch)
 
 
-def _run_in(slots: Mapping[str, Mapping[str, str]], launch: Launch) -> Json:
+def _run_in(slots: Mapping[str, Texts], launch: Launch) -> Json:
     root = launch.root
     task = launch.recipe.model_dump_json(exclude_unset=True)
     jobs = launch.jobs
@@ -144,7 +144,7 @@ def _started(
     job: AnyJob,
     task: str,
     stages: Sequence[str],
-    environment: Mapping[str, str],
+    environment: Texts,
 ) -> RunningJob:
     log = job.folder.with_name(f"{job.name}.log")
     command = [sys.executable, "-m", MEMBER, str(job.folder), task, *stages]

@@ -6,7 +6,7 @@ import contextlib
 import importlib.util
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 
 from rich.console import Console
 from rich.markup import escape
@@ -26,7 +26,7 @@ from rich.text import Text
 from tether.cli.terminal.console import Terminal
 from tether.core import threads
 from tether.core.pace import Crowd, Forecast
-from tether.core.types import Facts, Readings
+from tether.core.types import Facts, Readings, Texts
 
 FINISHED = (
     "finished already, nothing to do. To run it again, name another folder with run=PATH. To train "
@@ -189,7 +189,7 @@ class Screen:
         console: Console,
         progress: Progress,
         on_step: OnStep | None,
-        names: Mapping[str, str],
+        names: Texts,
     ) -> None:
         self.console = console
         self.progress = progress
@@ -260,7 +260,7 @@ class Screen:
 def bars(
     console: Console,
     on_step: OnStep | None = None,
-    names: Mapping[str, str] | None = None,
+    names: Texts | None = None,
 ) -> Iterator[Screen]:
     """Yields what opens a bar for a phase; on a quiet console nothing is drawn, and `on_step` alone
     is called.

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from tether.core.errors import DataError
-from tether.core.types import JsonValue
+from tether.core.types import JsonValue, Texts
 from tether.data.formats.json_rows import Row, kind_name
 from tether.data.formats.values import structure_in
 from tether.settings.synonyms import alike
@@ -30,7 +30,7 @@ class _AbsentError(Exception):
     """A name leads to nothing; the message says where it ends."""
 
 
-def renamed(row: Row, columns: Mapping[str, str]) -> Row:
+def renamed(row: Row, columns: Texts) -> Row:
     """The row with its columns under a format's names: {"chosen": "good", "answer":
     "reward_model.ground_truth"}.
 

@@ -18,6 +18,7 @@ from tether.core.types import (
     Feedback,
     Prompt,
     Record,
+    Texts,
 )
 from tether.data.formats import feedback, fields, judged, rankings
 from tether.data.formats.cells import Cells, without_cells
@@ -82,7 +83,7 @@ def _found(words: str) -> Any:
     return (lambda row: function(row, *given)) if given else function
 
 
-def _two_answers(row: Mapping[str, str]) -> tuple[str, RowReader[Record]]:
+def _two_answers(row: Texts) -> tuple[str, RowReader[Record]]:
     """The columns of a layout with two answers and a verdict, and its reader."""
     answers, verdict, models = (
         row.get(key, "").split() for key in ("answers", "verdict", "models")
@@ -96,7 +97,7 @@ def _two_answers(row: Mapping[str, str]) -> tuple[str, RowReader[Record]]:
     )
 
 
-def _format(name: str, row: Mapping[str, str]) -> Format:
+def _format(name: str, row: Texts) -> Format:
     """A row of the table."""
     columns = row.get("columns", "")
     readers: dict[type, RowReader[Record]] = {}

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import KW_ONLY, dataclass, field, replace
 from statistics import median
 from typing import Literal, TypedDict, Unpack, get_args
@@ -21,7 +21,7 @@ from typing import Literal, TypedDict, Unpack, get_args
 from sqlalchemy import select
 
 from tether.core.errors import ConfigError
-from tether.core.types import Annotation, Comparison, Facts, Json
+from tether.core.types import Annotation, Comparison, Facts, Json, Texts
 from tether.people.annotation.queries import JUDGED, OPEN, TASKS
 from tether.people.annotation.store import ORIGIN, Answer, Store, answer_of
 from tether.people.annotation.tables import (
@@ -433,7 +433,7 @@ def workload(store: Store) -> list[Worker]:
 def workers(
     people: Iterable[AnnotatorRow],
     cast: Sequence[Vote],
-    gold: Mapping[str, str],
+    gold: Texts,
     golden: Set[str],
 ) -> list[Worker]:
     """Everybody, from all votes, by name, the known answers, and the items of gold questions."""

@@ -22,7 +22,7 @@ from sqlmodel import Session
 
 from tether.core.digest import digest
 from tether.core.errors import DataError
-from tether.core.types import Comparison
+from tether.core.types import Comparison, Texts
 from tether.data.formats.containers import Sources, places
 from tether.data.formats.json_rows import BadRow, Row
 from tether.data.sources import SNIFFED_ROWS, Quarantine, read, read_rows
@@ -70,7 +70,7 @@ def read_cases(
     labels: str = "",
     gold: bool = False,
     limit: int | None = None,
-    columns: Mapping[str, str] | None = None,
+    columns: Texts | None = None,
 ) -> Iterator[Case]:
     """Comparisons out of files, each as a case with the judgments of its annotators.
 
@@ -334,7 +334,7 @@ def _name(prefix: str, name: str) -> str:
     return full
 
 
-def _people(session: Session, roles: Mapping[str, str], now: float) -> Mapping[str, AnnotatorRow]:
+def _people(session: Session, roles: Texts, now: float) -> Mapping[str, AnnotatorRow]:
     """The rows of people by name; new people are added."""
     people = {
         row.name: row

@@ -16,7 +16,7 @@ from itertools import combinations
 from types import MappingProxyType
 
 from tether.core.errors import DataError
-from tether.core.types import Comparison, Facts, Json, JsonValue
+from tether.core.types import Comparison, Facts, Json, JsonValue, Texts
 from tether.data.formats.conversations import MOST
 from tether.data.formats.fields import as_text, number, sequence
 from tether.data.formats.values import structure_in
@@ -300,7 +300,7 @@ def _ranked_answers(data: Facts, annotations: Sequence[Facts]) -> tuple[str, dic
 
 def _rankings(
     data: Facts,
-    ranked: tuple[str, Mapping[str, str]],
+    ranked: tuple[str, Texts],
     judged: Sequence[task_json.Judged],
     details: Json,
 ) -> Iterator[DataError | Case]:

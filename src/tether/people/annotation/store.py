@@ -15,7 +15,7 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
@@ -28,7 +28,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlmodel import Session
 
 from tether.core.errors import ConfigError, DataError
-from tether.core.types import Conversation, Facts, Json
+from tether.core.types import Conversation, Facts, Json, Texts
 from tether.data.rows import turn_rows, turns_of
 from tether.people.annotation.database import database_url, engine_of, make_tables, shown
 from tether.people.annotation.queries import HELD, LIVE, counts, free, states
@@ -451,7 +451,7 @@ def _response_row(answer: Answer) -> Json:
     }
 
 
-def _asked(task: TaskRow, belongs: Mapping[str, str]) -> Json:
+def _asked(task: TaskRow, belongs: Texts) -> Json:
     """The row of a task without a judgment."""
     for side in (task.first_id, task.second_id):
         if belongs.get(side) != task.prompt_id:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from tether.core.errors import DataError
+from tether.core.types import Texts
 from tether.people.labels.votes import (
     CHOICES,
     VERDICTS,
@@ -88,7 +89,7 @@ def majority(votes: Iterable[Vote], *, undecided: Literal["drop", "soft"] = "dro
 def dawid_skene(
     votes: Iterable[Vote],
     *,
-    gold: Mapping[str, str] | None = None,
+    gold: Texts | None = None,
     smoothing: int = 1,
 ) -> DawidSkeneFit:
     """Labels by how reliable each annotator turns out to be, found together with the labels by
@@ -238,7 +239,7 @@ def bradley_terry(votes: Iterable[Vote], sides: Mapping[str, tuple[str, str]]) -
     return dict(sorted(scores, key=lambda pair: (-pair[1], pair[0])))
 
 
-def gold_verdicts(answers: Mapping[str, str]) -> dict[str, Verdict]:
+def gold_verdicts(answers: Texts) -> dict[str, Verdict]:
     """The verdicts of known answers (choices), by item; DataError if an answer is invalid."""
     verdicts: dict[str, Verdict] = {}
     for item, answer in answers.items():

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Literal
 
 import numpy as np
 
+from tether.core.types import Texts
 from tether.people.labels.aggregation import dawid_skene, gold_verdicts
 from tether.people.labels.votes import Vote, latest_votes
 from tether.stats import holm
@@ -96,7 +97,7 @@ class Suspicion:
 def annotator_quality(
     votes: Iterable[Vote],
     *,
-    gold: Mapping[str, str] | None = None,
+    gold: Texts | None = None,
     smoothing: int = 1,
 ) -> list[Quality]:
     """Every annotator's figures, the best by Dawid–Skene's accuracy first.
@@ -118,7 +119,7 @@ def annotator_quality(
 def suspicious(
     votes: Iterable[Vote],
     *,
-    gold: Mapping[str, str] | None = None,
+    gold: Texts | None = None,
     min_votes: int = 20,
     side_share: float = 0.7,
 ) -> list[Suspicion]:
@@ -216,7 +217,7 @@ def _agreement(
     return Suspicion(one.annotator, kind, reason, p_value, evidence=one)
 
 
-def _observed(votes: list[Vote], gold: Mapping[str, str]) -> list[Quality]:
+def _observed(votes: list[Vote], gold: Texts) -> list[Quality]:
     """Everything but Dawid–Skene's accuracy, by name."""
     truth = gold_verdicts(gold)
     by_item = defaultdict(list)
@@ -277,7 +278,7 @@ def _quality(
     name: str,
     mine: list[Vote],
     others: Share,
-    truth: Mapping[str, str],
+    truth: Texts,
 ) -> Quality:
     from scipy.stats import binomtest
 

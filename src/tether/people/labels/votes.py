@@ -12,6 +12,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from tether.core.errors import DataError
+from tether.core.types import Texts
 
 Choice = Literal["first", "second", "tie", "both_bad"]
 """The better answer, on either side; `both_bad` is a tie with a further meaning."""
@@ -149,7 +150,7 @@ class Vote:
     _: KW_ONLY
     seconds: float | None = None
     shown_left: Side | None = None
-    slices: Mapping[str, str] = field(default_factory=dict)
+    slices: Texts = field(default_factory=dict)
     expert: bool = False
 
     def __post_init__(self) -> None:
@@ -180,7 +181,7 @@ class Vote:
         *,
         at: float = 0.0,
         seconds: float | None = None,
-        slices: Mapping[str, str] | None = None,
+        slices: Texts | None = None,
     ) -> Vote:
         """The vote of a person who said `left`, `right`, `tie` or `both_bad`, or a strength that is
         positive for the left side.

@@ -172,4 +172,4 @@ def prompts_of(section: OnlineSection, rows: Sequence[Prompt | Problem] | None) 
     """Prompts; of problems where their answers are to be checked, or of a reasoning-gym task."""
     if section.task is not None:
         return task_prompts(section.task)
-    return [problem_prompt(row) if isinstance(row, Problem) else row for row in rows or ()]
+    return [problem_prompt(row) for row in rows or ()]

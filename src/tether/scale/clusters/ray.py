@@ -31,6 +31,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from tether.core.errors import ConfigError, RunError
+from tether.core.types import Texts
 from tether.scale.servers.launch import end_group, free_port, start_bound
 
 T = TypeVar("T")
@@ -70,7 +71,7 @@ class Host:
     def start(
         self,
         command: Sequence[str],
-        environment: Mapping[str, str],
+        environment: Texts,
         log: str,
         python: str,
     ) -> None:
@@ -142,7 +143,7 @@ class RayLauncher:
         self,
         name: str,
         command: Sequence[str],
-        environment: Mapping[str, str],
+        environment: Texts,
         log: Path,
     ) -> None:
         host = self.hosts[name]

@@ -12,11 +12,13 @@ import asyncio
 import re
 import threading
 import zlib
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Sequence
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import NamedTuple, TypeVar
 
 import httpx2
+
+from tether.core.types import Texts
 
 T = TypeVar("T")
 CONNECT = 10.0
@@ -32,7 +34,7 @@ class HttpReply(NamedTuple):
     """A whole answer, unpacked; the names of headers are in lower case."""
 
     status: int
-    headers: Mapping[str, str]
+    headers: Texts
     content: bytes
 
     @property
@@ -57,7 +59,7 @@ class HttpClient:
 
     def __init__(
         self,
-        headers: Mapping[str, str],
+        headers: Texts,
         largest: int,
         socket_options: Sequence[tuple[int, int, int]] | None = None,
     ) -> None:

@@ -15,6 +15,7 @@ from typing import ClassVar, Protocol
 
 from tether.core.errors import ConfigError
 from tether.core.keeping import own_file
+from tether.core.types import Texts
 from tether.scale.servers.http import TOKEN, new_token
 
 Command = Callable[[str, int], Sequence[str]]
@@ -44,7 +45,7 @@ class Launcher(Protocol):
         self,
         name: str,
         command: Sequence[str],
-        environment: Mapping[str, str],
+        environment: Texts,
         log: Path,
     ) -> None:
         """Start a program whose output is added to a file; OSError where that cannot be done
@@ -101,7 +102,7 @@ class Processes:
         self,
         name: str,
         command: Sequence[str],
-        environment: Mapping[str, str],
+        environment: Texts,
         log: Path,
     ) -> None:
         own = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if (gpus := self.gpus.get(name)) else {}
@@ -141,7 +142,7 @@ class Servers:
         command: Command,
         names: Sequence[str],
         folder: Path,
-        addresses: Mapping[str, str] | None = None,
+        addresses: Texts | None = None,
         threads: int = 0,
         launcher: Launcher | None = None,
     ) -> None:
@@ -191,7 +192,7 @@ class Servers:
 
 def start_bound(
     command: Sequence[str],
-    environment: Mapping[str, str],
+    environment: Texts,
     log: Path,
 ) -> subprocess.Popen[bytes]:
     """A process of this machine, leader of a group of its own, that ends with the thread that

@@ -175,11 +175,8 @@ def _verdict(
     if gain and (not numbers or shown in ("higher", "lower")):
         numbers += f"{', ' * bool(numbers)}mean score {bracketed(gain, signed)}"
     where = AT_BEST if control else AT_ONE
-    return tone, _capital(f"{numbers}{where}: {words}" if numbers else words)
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
+    text = f"{numbers}{where}: {words}" if numbers else words
+    return tone, text[:1].upper() + text[1:]
 
 
 def _opening(
