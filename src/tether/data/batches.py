@@ -18,6 +18,8 @@ from torch import Tensor
 from tether.algorithms.token_batch import TokenBatch
 from tether.data.chat import Encoded
 
+Cuts = list[list[int]]
+"""The places of a list in several parts."""
 COMMON = 8
 """The least number of equal first tokens that prompts may share."""
 WIDTH_MULTIPLE = 8
@@ -120,7 +122,7 @@ def _write(
             )
 
 
-def documents_of(sequences: Sequence[Encoded], limit: int) -> list[list[int]]:
+def documents_of(sequences: Sequence[Encoded], limit: int) -> Cuts:
     """Indices of sequences that share one document of at most `limit` tokens.
 
     Sequences with the same prompt (all uncounted tokens at the beginning) share one. Such groups
@@ -132,13 +134,13 @@ def documents_of(sequences: Sequence[Encoded], limit: int) -> list[list[int]]:
 
 def _grouped(
     sequences: Sequence[Encoded],
-    parts: list[list[int]],
+    parts: Cuts,
     limit: int,
     common: int | None,
-) -> list[list[int]]:
+) -> Cuts:
     """Join parts whose prompts agree in their first `common` tokens (None: in all)."""
     latest: dict[tuple[int, ...], list[int]] = {}
-    documents: list[list[int]] = []
+    documents: Cuts = []
     for part in parts:
         first = sequences[part[0]]
         key = first.prompt[:common]
@@ -164,7 +166,7 @@ def document_length(sequences: Sequence[Encoded]) -> int:
     )
 
 
-def _tree(sequences: Sequence[Encoded]) -> tuple[int, list[list[int]]]:
+def _tree(sequences: Sequence[Encoded]) -> tuple[int, Cuts]:
     """Number of tokens that all prompts begin with, and the indices of the sequences by prompt."""
     prompts: dict[tuple[int, ...], list[int]] = {}
     for index, sequence in enumerate(sequences):
@@ -209,7 +211,7 @@ def cut_batches(
     budget: int,
     *,
     document_tokens: int = 0,
-) -> list[list[int]]:
+) -> Cuts:
     """Indices of `sequences` as micro-batches of at most `budget` padded tokens, documents in one
     piece.
 
@@ -228,7 +230,7 @@ def cut_together(
     parts: Sequence[Sequence[Encoded]],
     budget: int,
     document_tokens: int,
-) -> list[list[int]]:
+) -> Cuts:
     """Indices of parts, none of which is separated, whose batch takes at most `budget` padded
     tokens, one part at least.
 
@@ -236,7 +238,7 @@ def cut_together(
     with the same beginning may share one document that is wider than each of them.
     """
     sizes = [padded_tokens(part, document_tokens) for part in parts]
-    cuts: list[list[int]] = []
+    cuts: Cuts = []
     for index in sorted(range(len(parts)), key=lambda i: (sizes[i], i)):
         if (
             cuts
@@ -257,13 +259,13 @@ def padded_tokens(sequences: Sequence[Encoded], document_tokens: int = 0) -> int
     return len(lengths) * _rounded(max(lengths))
 
 
-def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+def pack(lengths: Sequence[int], capacity: int) -> Cuts:
     """Indices grouped into rows of at most `capacity` tokens: best fit on decreasing lengths.
 
     A sequence longer than `capacity` gets a row of its own. Every index appears exactly once; the
     result depends on the lengths alone.
     """
-    rows: list[list[int]] = []
+    rows: Cuts = []
     room: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
         fits = [row for row, free in enumerate(room) if free >= lengths[index]]

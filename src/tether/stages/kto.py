@@ -25,7 +25,7 @@ from tether.algorithms.transfer import to_device
 from tether.core.protocols import Progress
 from tether.core.rundir import RunDirectory
 from tether.core.types import Feedback, Json, Metrics
-from tether.data.batches import cut_batches
+from tether.data.batches import Cuts, cut_batches
 from tether.data.chat import ChatEncoder, Encoded
 from tether.data.prepare import (
     JudgedPrompt,
@@ -253,11 +253,11 @@ def separation(above: Sequence[float], below: Sequence[float]) -> float:
     )
 
 
-def _without_lone_prompts(plan: list[list[int]]) -> list[list[int]]:
+def _without_lone_prompts(plan: Cuts) -> Cuts:
     """An update of one prompt, which has no other to be mismatched with, joins the one before
     it.
     """
-    joined: list[list[int]] = []
+    joined: Cuts = []
     for update in plan:
         if len(update) == 1:
             joined[-1] = joined[-1] + update

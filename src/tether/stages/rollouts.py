@@ -21,7 +21,7 @@ from tether.algorithms.masked import masked_mean, masked_variance
 from tether.algorithms.transfer import to_device
 from tether.core.protocols import Engine, RewardSource, count_of, now_doing
 from tether.core.types import Metrics, Prompt, Rollout, Score
-from tether.data.batches import cut_batches, make_batch
+from tether.data.batches import Cuts, cut_batches, make_batch
 from tether.data.chat import ChatEncoder
 from tether.settings.policy import SampledConfig
 from tether.stages.learner.ranks import ALONE, Ranks
@@ -188,8 +188,8 @@ class Experience:
         self.rollouts, self.scores = list(rollouts), list(scores)
         self.ranks = ranks
         sequences = [encoder.sampled(r) for r in rollouts]
-        cuts: list[list[int]] = []
-        self.minibatches: list[list[int]] = []
+        cuts: Cuts = []
+        self.minibatches: Cuts = []
         for places in minibatches or [range(len(rollouts))]:
             parts = cut_batches(
                 [sequences[i] for i in places],
@@ -296,7 +296,7 @@ class Experience:
         return sums
 
 
-def deal(counts: Sequence[bool], group_size: int, parts: int, seed: str) -> list[list[int]]:
+def deal(counts: Sequence[bool], group_size: int, parts: int, seed: str) -> Cuts:
     """Sequences as minibatches, each with nearly as many that count: a function of `counts` and
     `seed` alone.
 
@@ -311,7 +311,7 @@ def deal(counts: Sequence[bool], group_size: int, parts: int, seed: str) -> list
     if sum(any(counts[i] for i in group) for group in groups) < parts:
         groups = [range(i, i + 1) for i in range(len(counts))]
     random.Random(seed).shuffle(groups)
-    minibatches: list[list[int]] = [[] for _ in range(parts)]
+    minibatches: Cuts = [[] for _ in range(parts)]
     sizes = [0] * parts
     for group in sorted(groups, key=lambda group: -sum(counts[i] for i in group)):
         lightest = min(range(parts), key=lambda part: (sizes[part], len(minibatches[part]), part))

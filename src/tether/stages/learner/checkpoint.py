@@ -33,6 +33,7 @@ from tether.models.sharded import distributed, local
 from tether.models.trunk import is_cut
 from tether.stages.learner.ranks import ALONE, Ranks
 
+Tensors = Mapping[str, Tensor]
 FORMAT = 1
 IN_PARTS = 2
 STATE = ("state.safetensors", "state.json")
@@ -74,7 +75,7 @@ class Checkpoints:
         finally:
             self._writer.shutdown()
 
-    def save(self, step: int, tensors: Mapping[str, Tensor], values: Facts) -> None:
+    def save(self, step: int, tensors: Tensors, values: Facts) -> None:
         """Save `step`, once the save before is done; of several ranks, the first does, and all
         where tensors are cut.
 
@@ -104,8 +105,8 @@ class Checkpoints:
     def _save_in_parts(
         self,
         step: int,
-        tensors: Mapping[str, Tensor],
-        parts: Mapping[str, Tensor],
+        tensors: Tensors,
+        parts: Tensors,
         values: Facts,
     ) -> None:
         """Every rank writes its parts into one folder, and the first adds the rest; none goes on
@@ -201,7 +202,7 @@ def read_parts(folder: Path, weights: Sequence[Tensor] = ()) -> dict[str, Tensor
 def save_checkpoint(
     folder: Path,
     step: int,
-    tensors: Mapping[str, Tensor],
+    tensors: Tensors,
     values: Facts,
     *,
     keep: int = 1,
@@ -238,7 +239,7 @@ def _drop_old(folder: Path, keep: int) -> None:
         remove(old)
 
 
-def _write(folder: Path, tensors: Mapping[str, Tensor], values: Facts, parts: Path | None) -> None:
+def _write(folder: Path, tensors: Tensors, values: Facts, parts: Path | None) -> None:
     folder.mkdir()
     if parts:
         parts.rename(folder / PARTS)
@@ -311,15 +312,15 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _size(tensors: Mapping[str, Tensor]) -> int:
+def _size(tensors: Tensors) -> int:
     return sum(local(value).numel() * value.element_size() for value in tensors.values())
 
 
-def _room_for(tensors: Mapping[str, Tensor]) -> bool:
+def _room_for(tensors: Tensors) -> bool:
     return ROOM * _size(tensors) < machine_memory().available
 
 
-def _not_finite(step: int, tensors: Mapping[str, Tensor], folder: Path) -> str:
+def _not_finite(step: int, tensors: Tensors, folder: Path) -> str:
     """The message for tensors with numbers that are not finite; empty if all are finite."""
     bad = [
         key
@@ -341,7 +342,7 @@ def _disk_is_full(error: BaseException) -> bool:
     return by_number or "os error 28" in str(error) or "No space" in str(error)
 
 
-def _no_space(folder: Path, step: int, tensors: Mapping[str, Tensor]) -> str:
+def _no_space(folder: Path, step: int, tensors: Tensors) -> str:
     free = shutil.disk_usage(folder).free / 1e6
     whole = complete_checkpoints(folder)
     before = f"{whole[-1].name} is whole" if whole else "there is none before it"
@@ -357,7 +358,7 @@ def numbered(name: str, tensors: Iterable[Tensor]) -> dict[str, Tensor]:
     return {f"{name}.{number}": tensor for number, tensor in enumerate(tensors)}
 
 
-def unnumbered(name: str, tensors: Mapping[str, Tensor]) -> list[Tensor]:
+def unnumbered(name: str, tensors: Tensors) -> list[Tensor]:
     """The inverse of `numbered`; empty where there are none of this name."""
     return [
         tensors[f"{name}.{number}"]

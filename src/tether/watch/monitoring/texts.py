@@ -16,6 +16,8 @@ import numpy as np
 
 from tether.stats.groups import by_group, influence_on_mean
 
+Columns = dict[str, list[float]]
+"""Numbers by the name of their measure."""
 # Chinese and Japanese write no spaces: there a sign stands for a word.
 _WORD = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff]|\w+(?:['’]\w+)*|[^\w\s]")
 _MARKS = re.compile(
@@ -163,7 +165,7 @@ Tokens = Sequence[Sequence[str]]
 """The `word_tokens` of each response, in the order of the texts."""
 
 
-def measure_texts(texts: Sequence[Text], tokens: Tokens) -> dict[str, list[float]]:
+def measure_texts(texts: Sequence[Text], tokens: Tokens) -> Columns:
     """One number a text under the name of each measure, in the order of `texts`."""
     prompts = {text.prompt: word_tokens(text.prompt) for text in texts}
     pairs = list(zip(texts, tokens, strict=True))
@@ -211,7 +213,7 @@ def across_prompts(texts: Sequence[Text], tokens: Tokens) -> float | None:
     return similarity(list(first.values())[:32]) if len(first) >= 4 else None
 
 
-def phrase_table(texts: Sequence[Text], tokens: Tokens) -> dict[str, list[float]]:
+def phrase_table(texts: Sequence[Text], tokens: Tokens) -> Columns:
     """The share of responses that hold each frequent phrase, the co-moments of its presence with
     the score, and the share's squared standard error.
 
@@ -223,7 +225,7 @@ def phrase_table(texts: Sequence[Text], tokens: Tokens) -> dict[str, list[float]
     least = max(2.0, 0.1 * len(texts))
     frequent = [phrase for phrase, count in counts.items() if count >= least]
     prompts = [text.prompt for text in texts]
-    table = dict[str, list[float]]()
+    table = Columns()
     for phrase in sorted(frequent, key=lambda phrase: (-counts[phrase], phrase))[:200]:
         holds = [float(phrase in holder) for holder in held]
         moments = co_moments([holds[i] for i in scores], list(scores.values()))

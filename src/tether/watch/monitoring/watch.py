@@ -19,6 +19,7 @@ from tether.settings.watch import WatchConfig
 from tether.watch.monitoring.detectors import DETECTORS, STILL_KL, Check
 from tether.watch.monitoring.texts import (
     MOMENTS,
+    Columns,
     Text,
     Tokens,
     across_prompts,
@@ -46,7 +47,7 @@ class StepFacts(NamedTuple):
     """
 
     numbers: Readings
-    phrases: dict[str, list[float]]
+    phrases: Columns
     counts: Mapping[str, int]
     prompts: int
 
@@ -71,9 +72,9 @@ class Watch:
     looks: int
     first: int
     metrics: Metrics
-    series: dict[str, list[float]]
-    phrases: list[dict[str, list[float]]]
-    course: dict[str, list[float]]
+    series: Columns
+    phrases: list[Columns]
+    course: Columns
     counted: dict[str, int]
     highest_rate: float
     open: dict[str, bool]
