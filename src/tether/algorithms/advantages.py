@@ -79,8 +79,7 @@ def leave_one_out_baseline(
     Trap: with the group's plain mean each score is part of its own baseline, which shrinks every
         advantage by (k−1)/k.
     """
-    known = torch.ones_like(groups, dtype=torch.bool) if known is None else known
-    check_same_shape(scores=scores, groups=groups, known=known)
+    known = _checked(scores, groups, known)
     start, above = _above_start(scores, groups, known)
     counted = known.double()
     others = _group_sums(counted, groups) - counted
@@ -110,8 +109,7 @@ def group_relative(
     Trap: scaling gives a prompt with almost equal answers the same weight as one with very
     different answers. If scores are noisy, the policy learns that noise.
     """
-    known = torch.ones_like(groups, dtype=torch.bool) if known is None else known
-    check_same_shape(scores=scores, groups=groups, known=known)
+    known = _checked(scores, groups, known)
     _, above = _above_start(scores, groups, known)
     count = _group_sums(known.double(), groups)
     deviations = torch.where(known, above - _group_sums(above, groups) / count.clamp(min=1), 0)
@@ -137,8 +135,7 @@ def zero_signal(scores: PerResponse, groups: Groups, known: Flags | None = None)
     Trap: they add zeros to the sum but count in its denominator: kept, they shrink the step in
         proportion.
     """
-    known = torch.ones_like(groups, dtype=torch.bool) if known is None else known
-    check_same_shape(scores=scores, groups=groups, known=known)
+    known = _checked(scores, groups, known)
     highest = _group_extremes(torch.where(known, scores, -torch.inf), groups, "amax")
     return ~(highest > _group_extremes(torch.where(known, scores, torch.inf), groups, "amin"))
 
@@ -186,6 +183,13 @@ def running_mean(
         count + len(scores),
         window,
     )
+
+
+def _checked(scores: Tensor, groups: Tensor, known: Tensor | None) -> Tensor:
+    """The marks of the scores that count, by default all, in the shape of the scores."""
+    known = torch.ones_like(groups, dtype=torch.bool) if known is None else known
+    check_same_shape(scores=scores, groups=groups, known=known)
+    return known
 
 
 def _above_start(scores: Tensor, groups: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:

@@ -53,9 +53,21 @@ def _events(stage: SubRun, number: int) -> list[Row]:
 
 def _event(name: str, process: int, lane: int, start: float, seconds: float) -> Row:
     """A complete event; the format counts microseconds."""
-    place = {"pid": process, "tid": lane}
-    return {"name": name, "ph": "X", "ts": start * 1e6, "dur": max(0.0, seconds) * 1e6, **place}
+    return {
+        "name": name,
+        "ph": "X",
+        "ts": start * 1e6,
+        "dur": max(0.0, seconds) * 1e6,
+        "pid": process,
+        "tid": lane,
+    }
 
 
 def _name(kind: str, process: int, lane: int, name: str) -> Row:
-    return {"name": kind, "ph": "M", "pid": process, "tid": lane, "args": {"name": name}}
+    return {
+        "name": kind,
+        "ph": "M",
+        "pid": process,
+        "tid": lane,
+        "args": {"name": name},
+    }
