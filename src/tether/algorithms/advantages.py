@@ -187,9 +187,9 @@ def running_mean(
 
 def _checked(scores: Tensor, groups: Tensor, known: Tensor | None) -> Tensor:
     """The marks of the scores that count, by default all, in the shape of the scores."""
-    known = torch.ones_like(groups, dtype=torch.bool) if known is None else known
-    check_same_shape(scores=scores, groups=groups, known=known)
-    return known
+    marks = torch.ones_like(groups, dtype=torch.bool) if known is None else known
+    check_same_shape(scores=scores, groups=groups, known=marks)
+    return marks
 
 
 def _above_start(scores: Tensor, groups: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
