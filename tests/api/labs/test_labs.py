@@ -150,6 +150,12 @@ BROKEN = {
         ("steps=80, beta=beta)", "steps=80, beta=0.0)", "PPO: the verdict is better"),
         ("before = answers_of(tuned)", "before = answers_of(base())", "the start once more"),
     ],
+    "16_episodes": [
+        ('written if masked else torch.ones_like(written)', 'torch.ones_like(written)',
+         "rise of the environment's words, masked"),
+        ("scores = torch.where(called, 1 - price, right.float())",
+         "scores = torch.where(called, 1.0, right.float())", "a call is made where it pays"),
+    ],
 }  # fmt: skip
 """By lab: what stands in it, what breaks it, and what the error must name."""
 
@@ -264,6 +270,11 @@ TRIED = {
     "15_pipeline": [
         ("COUNT = 2000", "COUNT = 10"),
         ("COUNT = 2000", "COUNT = 100"),
+    ],
+    "16_episodes": [
+        ("STEPS = 20", "STEPS = 1"),
+        ("return PRAISE, float(right), self.turns == 3 or not right",
+         "return PRAISE if right else 'Wrong.', float(right), self.turns == 3"),
     ],
 }  # fmt: skip
 """By lab: what its question changes, and its shortest run; the first is quick."""
