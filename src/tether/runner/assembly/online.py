@@ -98,7 +98,7 @@ def online_stage(
         if ranks.mesh
         else shared(
             episodes_of(
-                section, local_engine(policy, loaded, max_rows=section.engine_rows), loaded
+                section, local_engine(policy, loaded, max_rows=section.engine_rows), loaded,
             ),
             ranks,
         )
