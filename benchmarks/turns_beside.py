@@ -93,7 +93,7 @@ def theirs(folder: str, latency: float, questions: list[str]) -> tuple[int, floa
     tokenizer.response_template = qwen3_template
     rows = [{"prompt": [{"role": "user", "content": one}]} for one in questions]
     count = len(questions) * SAMPLES
-    trainer = GRPOTrainer(
+    trainer: Any = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(folder, dtype="bfloat16"),
         reward_funcs=lambda completions, **_: [0.0] * len(completions),
         processing_class=tokenizer,
