@@ -163,7 +163,7 @@ def mixed(kinds: Sequence[str], count: int, draw: random.Random) -> list[Product
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is done; the aim is 25 minutes for three seeds on two cores with bfloat16."""
+    """How much is done."""
 
     demonstrations: int = 240
     steps: int = 8
@@ -390,7 +390,8 @@ def table(rows: Sequence[Json]) -> str:
 def percent(value: Estimate) -> str:
     if value.low is None or not np.isfinite(value.low):
         return f"{value.value:.0%}"
-    return f"{value.value:.0%} [{value.low:.0%}, {value.high:.0%}]".replace("%, ", ", ")
+    low, high = max(value.low, 0.0), min(value.high, 1.0)
+    return f"{value.value:.0%} [{low:.0%}, {high:.0%}]".replace("%, ", ", ")
 
 
 def sentences(rows: Sequence[Json]) -> Iterator[str]:
@@ -419,7 +420,7 @@ def sentences(rows: Sequence[Json]) -> Iterator[str]:
             )
             for k in ("easy", "2 numbers")
         ]
-        words = [f"{one.value:.2f} [{one.low:.2f}, {one.high:.2f}]" for one in calls]
+        words = [f"{one.value:.2f} [{max(one.low, 0):.2f}, {one.high:.2f}]" for one in calls]
         yield f"- {arm} calls {words[0]} times for an easy product and {words[1]} times for one of two numbers."
 
 
