@@ -437,11 +437,20 @@ def main() -> None:
     given = parser.parse_args()
     if given.table:
         result = json.loads(RESULT.read_text(encoding="utf-8"))
+        columns = result["rows"]
+        result["rows"] = [
+            {key: value for key, value in zip(columns, row, strict=True) if value is not None}
+            for row in zip(*columns.values(), strict=True)
+        ]
     else:
         with tempfile.TemporaryDirectory() as place:
-            result = measured(given.seeds, given.folder or Path(place), given.smoke)
+            result = measured(
+                given.seeds[: 1 if given.smoke else None], given.folder or Path(place), given.smoke
+            )
         if not given.smoke:
-            RESULT.write_text(json.dumps(result), encoding="utf-8")
+            names = dict.fromkeys(key for row in result["rows"] for key in row)
+            columns = {key: [row.get(key) for row in result["rows"]] for key in names}
+            RESULT.write_text(json.dumps({**result, "rows": columns}), encoding="utf-8")
     lines = [
         table(result["rows"]),
         "",

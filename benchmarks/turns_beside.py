@@ -1,7 +1,7 @@
 """Episodes beside TRL's tool loop: sampled tokens a second and the share of time that waits for the
 environment, with a tool that takes 0, 50 and 500 ms.
 
-    python -m benchmarks.turns_beside POLICY [EPISODES]
+    python -m benchmarks.turns_beside [POLICY EPISODES | --smoke]
 
 POLICY is a run whose policy calls the tool, such as one of `python -m benchmarks.tools --folder`.
 It is exported once, and both play the same tasks with it, at one temperature, in turns.
@@ -20,6 +20,7 @@ from typing import Any
 
 from benchmarks.tools import LIMITS, MODEL, REPLY, mixed, multiply
 
+import tether.models
 from tether.cli.tools.export import export_model
 from tether.core.protocols import Turn
 from tether.core.types import Message, Prompt, Sampling, user
@@ -29,6 +30,7 @@ from tether.rollout.episodes import EpisodeEngine
 from tether.runner.assembly.roles import encoder_of, load_policy, local_engine
 from tether.settings.model import ModelConfig
 
+TEMPLATE = Path(tether.models.__file__).with_name("chatml-tools.jinja")
 LATENCIES = (0.0, 0.05, 0.5)
 SAMPLES = 4
 
@@ -90,6 +92,7 @@ def theirs(folder: str, latency: float, questions: list[str]) -> tuple[int, floa
         return result
 
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = TEMPLATE.read_text(encoding="utf-8")
     tokenizer.response_template = qwen3_template
     rows = [{"prompt": [{"role": "user", "content": one}]} for one in questions]
     count = len(questions) * SAMPLES
@@ -127,13 +130,14 @@ def theirs(folder: str, latency: float, questions: list[str]) -> tuple[int, floa
 
 
 def main() -> None:
-    policy, episodes = sys.argv[1], int([*sys.argv[2:], "64"][0])
-    tasks = mixed(["3 numbers", "4 numbers"], episodes // SAMPLES, random.Random(5))
+    small = sys.argv[1:] == ["--smoke"]
+    policy, episodes = [MODEL["source"], "4"] if small else sys.argv[1:]
+    tasks = mixed(["3 numbers", "4 numbers"], max(2, int(episodes) // SAMPLES), random.Random(5))
     questions = [task.question for task in tasks]
     with tempfile.TemporaryDirectory() as place:
         folder = str(Path(place) / "model")
         export_model(policy, Path(folder))
-        for latency in LATENCIES:
+        for latency in LATENCIES[: 1 if small else None]:
             for name, side in (("tether", ours), ("TRL", theirs)):
                 tokens, seconds, waited, turns = side(folder, latency, questions)
                 print(

@@ -37,6 +37,8 @@ SIZES = {
 LONG = (
     "benchmarks.chaos --smoke",
     "benchmarks.house --smoke",
+    "benchmarks.tools --smoke",
+    "benchmarks.turns_beside --smoke",
     *(f"benchmarks {task}" for task in TASKS if task != "grpo"),
     *(f"benchmarks.learning {name}" for name in EXPERIMENTS),
 )
