@@ -445,7 +445,9 @@ def main() -> None:
     else:
         with tempfile.TemporaryDirectory() as place:
             result = measured(
-                given.seeds[: 1 if given.smoke else None], given.folder or Path(place), given.smoke
+                given.seeds[: 1 if given.smoke else None],
+                given.folder or Path(place),
+                given.smoke,
             )
         if not given.smoke:
             names = dict.fromkeys(key for row in result["rows"] for key in row)

@@ -175,11 +175,12 @@ def test_a_step_that_an_environment_ends_is_credited_to_the_token_before():
     assert stage.shape(experience).tolist() == [[0.0, 0.25, 0.0, 0.5], [0.0, 0.0, 0.75, 0.0]]
 
 
-def test_the_numbers_of_tokens_are_of_written_ones():
+def test_tokens_that_were_read_alone_have_no_numbers():
     stage, experience = gathered()
     (row, other) = token_rows(experience, stage.encoder, [0, 1], 0)
-    assert len(row["tokens"]) == row["counted"] == 4 and other["counted"] == 3
-    assert len(row["kl"]) == 4
+    assert row["counted"] == len(RESPONSE) and other["counted"] == 3
+    assert [place for place, kl in enumerate(row["kl"]) if kl is not None] == [*WRITTEN]
+    assert len(row["tokens"]) == len(row["kl"]) == len(RESPONSE)
 
 
 def test_saved_pairs_with_and_without_spans():

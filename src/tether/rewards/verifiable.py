@@ -167,10 +167,8 @@ def checked_reward(parts: RewardParts) -> VerifiableReward:
     return VerifiableReward(parts.settings)
 
 
-def problem_prompt(problem: Problem | Prompt) -> Prompt:
-    """The prompt of a problem, its answer in `metadata["answer"]`; a prompt as it is."""
-    if isinstance(problem, Prompt):
-        return problem
+def problem_prompt(problem: Problem) -> Prompt:
+    """The prompt of a problem, its answer in `metadata["answer"]`."""
     return Prompt(
         problem.prompt,
         problem.id,

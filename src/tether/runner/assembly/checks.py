@@ -135,7 +135,7 @@ def _check_function(call: str, key: str, data: DataConfig | None, kind: type = P
     """Check that a function is there, and that the rows have the columns that it takes."""
     function = load_function(call, key=key)
     rows = () if data is None else file_rows(data, kind)
-    prompts = map(problem_prompt, rows)
+    prompts = (problem_prompt(row) if isinstance(row, Problem) else row for row in rows)
     try:
         check_arguments(function, prompts)
     except RewardError as error:

@@ -98,7 +98,9 @@ def online_stage(
         if ranks.mesh
         else shared(
             episodes_of(
-                section, local_engine(policy, loaded, max_rows=section.engine_rows), loaded,
+                section,
+                local_engine(policy, loaded, max_rows=section.engine_rows),
+                loaded,
             ),
             ranks,
         )
@@ -172,4 +174,4 @@ def prompts_of(section: OnlineSection, rows: Sequence[Prompt | Problem] | None) 
     """Prompts; of problems where their answers are to be checked, or of a reasoning-gym task."""
     if section.task is not None:
         return task_prompts(section.task)
-    return [problem_prompt(row) for row in rows or ()]
+    return [problem_prompt(row) if isinstance(row, Problem) else row for row in rows or ()]

@@ -8,7 +8,7 @@ import contextlib
 from collections.abc import Mapping
 
 from tether.core.errors import TetherError
-from tether.core.types import Json, Prompt
+from tether.core.types import Json, Problem, Prompt
 from tether.data.seen import digest_of, shared_prompts
 from tether.data.sources import Quarantine
 from tether.rewards.verifiable import problem_prompt
@@ -37,7 +37,7 @@ def trained_prompts(sections: Mapping[str, Section]) -> dict[str, frozenset[str]
         with contextlib.suppress(TetherError):  # the stage itself reports it
             rows = load_rows(section.data, section.kind, Quarantine(keep=0))
             if section.set_aside:
-                rows = [problem_prompt(row) for row in rows]
+                rows = [problem_prompt(row) if isinstance(row, Problem) else row for row in rows]
                 rows, _ = held_out_split(rows, section.set_aside)
             trained[name] = frozenset(map(digest_of, rows))
     return trained

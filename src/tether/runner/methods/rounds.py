@@ -29,6 +29,7 @@ from tether.core.rundir import RunDirectory, read_json, read_jsonl, write_jsonl
 from tether.core.types import (
     Demonstration,
     Json,
+    Problem,
     Prompt,
     Rollout,
     RolloutGroup,
@@ -77,7 +78,7 @@ def train(
         DataError: a round's samples give no pair.
     """
     section = job.settings
-    rows = [problem_prompt(row) for row in rows]
+    rows = [problem_prompt(row) if isinstance(row, Problem) else row for row in rows]
     if section.method == "iterative":
         load = partial(open_model, job.model, seed=job.seed)
         note = run.path / "left_out.json"
