@@ -23,7 +23,7 @@ pool.CUT_OFF.update(TCP_KEEPIDLE=1, TCP_KEEPINTVL=1, TCP_KEEPCNT=2, TCP_USER_TIM
 launcher = SimpleNamespace(ended=lambda name: None, close=lambda: None)
 servers = SimpleNamespace(token="t", names=["a"], addresses={"a": "http://10.78.0.2:8000"}, launcher=launcher)
 together = pool.ServerPool(servers, pool.ServersConfig(), pathlib.Path("."), None, 4)
-for _ in range(100):
+for _ in range(600):
     try:
         together.get("a", "/health")
         break
