@@ -166,7 +166,7 @@ def test_every_packaged_recipe_is_run_or_planned(tmp_path, tether_data):
     for name in sorted({*packaged_recipes()} - {*PACKAGED_SHORT, *ASKED_FOR}):
         words = [name, "model.source=tiny", "model.fallback="]
         if {"chatml-tools", "tools"} & {
-            *re.findall(r"[\w-]+", packaged_recipes()[name].read_text())
+            *re.findall(r"[\w-]+", packaged_recipes()[name].read_text()),
         }:
             # the template of tiny has no calls
             words += ["model.chat_template=template.jinja", 'model.stop_tokens=["<|end|>"]']
