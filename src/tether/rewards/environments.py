@@ -210,14 +210,14 @@ def _settle(future: Future[T], call: Callable[[], T]) -> None:
 
 
 def _close(environments: Sequence[object]) -> None:
-    """Let go of what environments hold; nobody waits for it."""
+    """Start the `close` of each environment that has one, without waiting for its end."""
     for one in environments:
         if isinstance(one, Closing):
             threading.Thread(target=_settle, args=(Future(), one.close), daemon=True).start()
 
 
 def turn_of(returned: JsonValue) -> Turn:
-    """What `step` returned.
+    """Check the answer that `step` returned.
 
     Raises:
         DataError: it is not (messages, reward, done), or goes on without a message.
