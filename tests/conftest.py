@@ -109,6 +109,15 @@ def few_threads() -> None:
         torch.set_num_threads(NUM_THREADS)
 
 
+@pytest.fixture(autouse=True)
+def unchanged_environment() -> Iterator[None]:
+    """A variable that a test leaves set is read by whatever runs after it in the same process."""
+    before = dict(os.environ)
+    yield
+    changed = dict(os.environ.items() ^ before.items()).keys() - {"PYTEST_CURRENT_TEST"}
+    assert not changed, f"the test left the environment changed: {sorted(changed)}"
+
+
 @pytest.fixture(autouse=True, scope="module")
 def settled_heap() -> None:
     """What earlier modules loaded is searched for garbage no more: a million objects take half a

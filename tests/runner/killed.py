@@ -166,9 +166,8 @@ def in_a_copy(work: Callable[[], object]) -> int:
 
 def engine_server(folder: Path) -> str:
     """The address of `tether engine`, which decodes each prompt alone and ends with this process;
-    every start of the run finds the same one.
+    every start of the run finds the same one, which asks for the token of the environment.
     """
-    os.environ[TOKEN] = new_token()
     port = free_port("127.0.0.1")
     what = ["--model", "tiny", "--dtype", "float32", "--alone", "--port", str(port)]
     start_bound([sys.executable, "-m", "tether", "engine", *what], {}, folder / "engine_server.txt")
@@ -185,6 +184,7 @@ def export(root: Path) -> None:
 
 def main(name: str, folder: Path, kills: int) -> None:
     torch.set_num_threads(1)
+    os.environ[TOKEN] = new_token()
     tempfile.tempdir = str(folder / "temporary")
     (folder / "temporary").mkdir(exist_ok=True)
     deaths, modules = folder / "deaths.txt", folder / "modules.txt"

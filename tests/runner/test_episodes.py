@@ -164,8 +164,9 @@ def test_a_run_that_was_interrupted_plays_the_same_episodes(folder):
     assert one == other
 
 
-def test_a_server_plays_the_episodes_that_this_process_plays(folder):
+def test_a_server_plays_the_episodes_that_this_process_plays(folder, monkeypatch):
     """The server decodes each conversation alone, as a group of one does here."""
+    monkeypatch.setenv("TETHER_SERVER_TOKEN", "a token of the run")
     address = engine_server(folder)
     environment = {"call": "guess.py:Guess", "turns": 3}
     sizes = {"prompts_per_step": 1, "samples_per_prompt": 2, "steps": 2}

@@ -31,6 +31,10 @@ PAINTED = """(points) => {
   };
   look();
 }"""
+WAIT_FOR_PAINT = """() => new Promise((found) => {
+  const look = () => (window.painted ? found(window.painted) : setTimeout(look, 5));
+  look();
+})"""
 FEED = """() => {
   const made = [];
   window.EventSource = class { constructor(url) { made.push(this); } close() {} addEventListener() {} };
@@ -178,8 +182,7 @@ def _opened(page: Any, address: str, points: int) -> float:
     page.goto(f"{address.partition('/open')[0]}/")
     page.wait_for_selector(READY.format(points=points), state="attached")
     # asking costs up to half a second, which is no time of the page
-    page.wait_for_function("window.painted")
-    return page.evaluate("window.painted") / 1000
+    return page.evaluate(WAIT_FOR_PAINT) / 1000
 
 
 def measure_day(chromium: str, hours: int) -> dict[str, list[float]]:

@@ -139,7 +139,7 @@ def test_a_run_is_followed_stopped_killed_and_deleted_on_its_page(tmp_path, brow
             assert (root / "ppo" / "stop.request").is_file()
             before = int(page.get_attribute("body", "data-points"))
             page.wait_for_selector("#rollouts article:nth-of-type(4)")
-            page.wait_for_function(f"Number(document.body.dataset.points) > {before}")
+            page.wait_for_selector(f"body:not([data-points='{before}'])")
             program.kill()
             began = time.monotonic()
             page.wait_for_selector("#state.crashed", timeout=10_000)

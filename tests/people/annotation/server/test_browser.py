@@ -233,7 +233,7 @@ def test_further_questions_and_a_better_answer_by_keys(visits: Visits, tmp_path:
     left = ann.inner_text("section.answer >> nth=0 >> .text")
     ann.keyboard.press("1")  # no judgment without answers: the first question has the focus
     harmless, helpful = (f"document.activeElement.name == 'question-{place}'" for place in (0, 2))
-    ann.wait_for_function(harmless)
+    ann.wait_for_selector("[name=question-0]:focus")
     assert store.counts()["judgments"] == 0
     ann.keyboard.press("Escape")
     ann.keyboard.press("q")
