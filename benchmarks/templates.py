@@ -25,13 +25,13 @@ import re
 import sysconfig
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from tether.core.errors import DataError
-from tether.core.types import Conversation, Message, assistant, user
+from tether.core.types import Conversation, Facts, Message, assistant, user
 from tether.data.chat import ChatEncoder
 from tether.models.tiny import tiny_tokenizer
 
@@ -139,6 +139,28 @@ TALKS: dict[str, Conversation] = {
 }
 
 
+SWITCHES = (False, True)
+VALUES: dict[str, tuple[object, ...]] = {
+    "add_vision_id": SWITCHES,
+    "builtin_tools": (["browser"], ["python", "browser"]),
+    "current_date": ("2025-01-31", "2026-02-28"),
+    "custom_tools": tuple([{"type": "function", "function": {"name": n}}] for n in ("fog", "hail")),
+    "date_string": ("31 Jan 2025", "28 Feb 2026"),
+    "enable_thinking": SWITCHES,
+    "knowledge_cutoff": ("2024-06", "2025-06"),
+    "low_effort": SWITCHES,
+    "medium_effort": SWITCHES,
+    "model_identity": ("You are Ann.", 'You are "Bo", 100 %} sure.\n'),
+    "preserve_thinking": SWITCHES,
+    "reasoning_effort": ("low", "medium"),
+    "reasoning_strength": ("low", "high"),
+    "tool_namespace_descriptions": ({"rain": "Wet."}, {"rain": "Not dry."}),
+    "tools_in_user_message": SWITCHES,
+    "truncate_history_thinking": SWITCHES,
+}
+"""Values of the arguments of published templates."""
+
+
 def published() -> dict[str, str]:
     """The texts of all templates, each once, by package and name."""
     further = filter(None, os.environ.get("TETHER_TEMPLATES", "").split(os.pathsep))
@@ -160,9 +182,13 @@ def published() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Published:
-    """A template beside a tokenizer of bytes whose special tokens are the template's marks."""
+    """A template beside a tokenizer of bytes whose special tokens are the template's marks.
+
+    `arguments` reach transformers as keywords of `apply_chat_template`, and tether as settings.
+    """
 
     text: str
+    arguments: Facts = field(default_factory=dict)
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -198,6 +224,7 @@ class Published:
         return ChatEncoder(
             self.tokenizer,
             tuple(self.tokenizer.convert_tokens_to_ids(stop) for stop in self.stops),
+            arguments=self.arguments,
         )
 
     def rendered(self, messages: Conversation, *, waiting: bool = False) -> str | None:
@@ -229,6 +256,7 @@ class Published:
                 tools=tools,
                 tokenize=False,
                 add_generation_prompt=waiting,
+                **self.arguments,
             )
         except Exception:  # noqa: BLE001  (a template may raise anything)
             return None

@@ -47,6 +47,10 @@ def inspect(
     columns: Columns = "",
     limit: Rows = None,
     strict: Strict = False,
+    model: Annotated[
+        str,
+        typer.Option(help="Show what this model's chat template does with the rows."),
+    ] = "",
 ) -> None:
     """Show the content of a file: format, counts, lengths, length bias, duplicates, bad rows,
     examples.
@@ -56,6 +60,15 @@ def inspect(
     with as_options():
         inspection = inspect_data(path, format=format, limit=limit, columns=columns_of(columns))
     Terminal().print(inspection_tables(inspection))
+    if model:
+        from tether.runner.assembly.roles import encoder_at_hand
+        from tether.settings.model import ModelConfig
+
+        chat = encoder_at_hand(ModelConfig(source=model)).chat
+        print_line(
+            f"The chat template of {model} {'keeps' if chat.keeps_thoughts else 'drops'} the "
+            f"reasoning of earlier turns; its arguments: {', '.join(sorted(chat.arguments)) or 'none'}",
+        )
     if strict and (bad := inspection.quarantine.count):
         raise DataError(
             f"{path}: {bad} rows cannot be used, and --strict was given. The table "

@@ -39,6 +39,8 @@ class Message:
             in OpenAI's format whose arguments are an object.
         tools: on the first turn alone, the JSON text of the list of schemas of the functions that
             may be called.
+        template: on the first turn alone, the JSON text of the arguments of the chat template for
+            this conversation.
         reasoning: the thought before an assistant's reply, where the data keeps it apart from
             `content`.
         name: the name of the speaker, or of the function whose result a tool's turn holds.
@@ -55,6 +57,7 @@ class Message:
     name: str = ""
     tool_call_id: str = ""
     train: bool = True
+    template: str = ""
 
     def __repr__(self) -> str:
         """Without fields that have their default value: the split into training and held-out

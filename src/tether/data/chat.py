@@ -19,6 +19,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, Literal
 
 from tether.core.errors import DataError, ModelError
@@ -79,6 +80,7 @@ class ChatEncoder:
             leaves that to the template.
         rendered: treatment of texts that a template has rendered already, see `Rendered`.
         vocabulary: token ids that the model has an embedding for; a tokenizer may list more.
+        arguments: of the template, see `ChatTemplate`.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class ChatEncoder:
         rendered: Rendered = "auto",
         vocabulary: int = 2**31,
         context_length: int = 2**31,
+        arguments: Facts = MappingProxyType({}),
     ) -> None:
         if not stop_ids:
             raise ModelError(
@@ -99,7 +102,7 @@ class ChatEncoder:
         self.tokenizer = tokenizer
         self.stop_ids = stop_ids
         stops = [tokenizer.decode([i], skip_special_tokens=False) for i in stop_ids]
-        self.chat = ChatTemplate(tokenizer, template, stops)
+        self.chat = ChatTemplate(tokenizer, template, stops, arguments)
         self.system_prompt = system_prompt
         self.rendered: Rendered = rendered
         self.vocabulary = vocabulary

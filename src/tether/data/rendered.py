@@ -245,8 +245,9 @@ def _with_turns(
     _report(marks)
     turns = marks.turns(messages[place].content)
     rest = messages[place + 1 :]
-    if turns and messages[place].tools:
-        turns = (replace(turns[0], tools=messages[place].tools), *turns[1:])
+    if turns:
+        given = messages[place]
+        turns = (replace(turns[0], tools=given.tools, template=given.template), *turns[1:])
     # the prompt begins the reply
     if rest and turns and turns[-1].role == rest[0].role == "assistant":
         rest = (replace(rest[0], content=turns[-1].content + rest[0].content), *rest[1:])

@@ -13,17 +13,24 @@ from tether.core.types import (
     Demonstration,
     Entries,
     Json,
+    Message,
     RolloutGroup,
     Score,
 )
 from tether.data.formats.json_rows import fault
-from tether.data.formats.messages import read_message
+from tether.data.formats.messages import TEMPLATE_ARGUMENTS, read_message
 from tether.data.sources import Quarantine
 
 
 def turn_rows(conversation: Conversation) -> list[Json]:
-    """A conversation as plain JSON values, with the schemas of its tools."""
-    return [turn.as_row() | ({"tools": turn.tools} if turn.tools else {}) for turn in conversation]
+    """A conversation as plain JSON values, with what its first turn says of the whole."""
+    return [turn.as_row() | _of_whole(turn) for turn in conversation]
+
+
+def _of_whole(turn: Message) -> dict[str, str]:
+    """The schemas of tools and the arguments of the chat template, where a turn has them."""
+    both = {"tools": turn.tools, TEMPLATE_ARGUMENTS: turn.template}
+    return {name: text for name, text in both.items() if text}
 
 
 def turns_of(rows: Sequence[Entries]) -> Conversation:
@@ -32,8 +39,8 @@ def turns_of(rows: Sequence[Entries]) -> Conversation:
 
 
 def record_row(record: Comparison | Demonstration) -> Json:
-    """A row of the formats `preference` or `messages`, as plain JSON values, with a column of
-    tools; empty fields are left out.
+    """A row of the formats `preference` or `messages`, as plain JSON values, with columns of
+    tools and of the template's arguments; empty fields are left out.
     """
     more: Json = {"id": record.id, "metadata": dict(record.metadata)}
     if isinstance(record, Demonstration):
@@ -51,7 +58,7 @@ def record_row(record: Comparison | Demonstration) -> Json:
         ]
         first = record.prompt[:1]
         more |= {"margin": record.margin, "group": record.group, "annotations": votes}
-    more["tools"] = first[0].tools if first else ""
+    more |= _of_whole(first[0]) if first else {}
     return {
         **row,
         **{name: value for name, value in more.items() if value not in (None, "", [], {})},

@@ -8,19 +8,21 @@ out a part of a conversation, this is an error.
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import count
+from types import MappingProxyType
 from typing import Any
 
 from tether.core.errors import DataError, ModelError
 from tether.core.once import once
 from tether.core.thoughts import thought_apart
-from tether.core.types import Conversation, Json, Message, Texts, user
+from tether.core.types import Conversation, Facts, Json, Message, Texts, user
 from tether.data.rendered import PIECES, common_start
 
 _LOG = logging.getLogger("tether.data")
@@ -45,6 +47,11 @@ class ChatTemplate:
         template: a Jinja chat template that replaces the tokenizer's own. Or several by name:
             `default`, and `tool_use` for conversations with tools.
         stops: the texts of the tokens that end a turn.
+        arguments: values that the template has by default. They become a part of its text, so that
+            a saved tokenizer has them too.
+
+    Raises:
+        ModelError: the template has no argument of such a name.
     """
 
     def __init__(
@@ -52,6 +59,7 @@ class ChatTemplate:
         tokenizer: Any,
         template: str | Texts | None,
         stops: Sequence[str],
+        arguments: Facts = MappingProxyType({}),
     ) -> None:
         self.tokenizer = tokenizer
         self.stops = tuple(filter(None, stops))
@@ -59,6 +67,32 @@ class ChatTemplate:
         self.text, self.for_tools = _templates(
             template or tokenizer.chat_template or _plain_template(tokenizer),
         )
+        if fault := self._unknown(arguments, "template"):
+            raise ModelError(fault)
+        self.text = _with_defaults(self.text, arguments)
+        self.for_tools = self.for_tools and _with_defaults(self.for_tools, arguments)
+
+    @cached_property
+    def arguments(self) -> frozenset[str]:
+        """The names that the template reads, beside those that transformers gives it."""
+        given = {"messages", *inspect.signature(self.tokenizer.apply_chat_template).parameters}
+        given |= {*self.tokenizer.SPECIAL_TOKENS_ATTRIBUTES}
+        return frozenset(_read_names(self.text) | _read_names(self.for_tools or "")) - given
+
+    @property
+    def keeps_thoughts(self) -> bool:
+        """True if the thought of an earlier reply is in the prompt for a later one."""
+        thinking = Message("assistant", "b", reasoning=_PROBES[0])
+        text = self.if_taken((user("a"), thinking, user("c")), waiting=True)
+        return _PROBES[0] in (text or "")
+
+    def _unknown(self, arguments: Facts, key: str) -> str:
+        """A sentence on names that the template does not read; empty where it reads all."""
+        unknown = sorted(arguments.keys() - self.arguments) if arguments else ()
+        if not unknown:
+            return ""
+        taken = ", ".join(sorted(self.arguments)) or "none"
+        return f"{key} names {', '.join(unknown)}, and the chat template takes {taken}."
 
     def reply(self, earlier: Conversation, message: Message) -> tuple[str, str]:
         """The prompt for an assistant's turn, and what the template writes behind it, up to the
@@ -175,6 +209,9 @@ class ChatTemplate:
 
     def render(self, messages: Conversation, *, waiting: bool) -> str:
         tools = _tools(messages)
+        arguments = next((json.loads(turn.template) for turn in messages if turn.template), {})
+        if fault := self._unknown(arguments, "chat_template_kwargs"):
+            raise DataError(fault)
         template = self.for_tools if tools and self.for_tools is not None else self.text
         rows = [
             _for_template(
@@ -192,6 +229,7 @@ class ChatTemplate:
                 chat_template=template,
                 tokenize=False,
                 add_generation_prompt=waiting,
+                **arguments,
             )
         except Exception as error:
             # a template is a program of the model's author: anything can come out of it
@@ -244,6 +282,36 @@ def _templates(template: str | Texts) -> tuple[str, str | None]:
             "one. Set model.chat_template.",
         )
     return template["default"], template.get("tool_use")
+
+
+def _with_defaults(template: str, arguments: Facts) -> str:
+    """A template with values for arguments that a call leaves out."""
+    sets = (f"{{%- set {k} = {k} | default({arguments[k]!a}) %}}\n" for k in sorted(arguments))
+    head = "".join(sets)
+    return template if template.startswith(head) else head + template
+
+
+def _read_names(template: str) -> set[str]:
+    """The names that a template reads from its call, before it sets them itself."""
+    from jinja2 import TemplateSyntaxError, meta, nodes
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    def names(node: nodes.Node) -> Iterator[nodes.Name]:
+        """In the order in which they are evaluated."""
+        if isinstance(node, nodes.Name):
+            yield node
+        parts = node.iter_child_nodes()
+        for part in reversed([*parts]) if isinstance(node, nodes.Assign) else parts:
+            yield from names(part)
+
+    try:
+        tree = _compile_jinja_template(template).environment.parse(template)
+    except TemplateSyntaxError:  # see models.loading
+        return set()
+    first: dict[str, str] = {}
+    for node in names(tree):
+        first.setdefault(node.name, node.ctx)
+    return {name for name in meta.find_undeclared_variables(tree) if first[name] == "load"}
 
 
 def _plain_template(tokenizer: Any) -> str:
@@ -330,7 +398,7 @@ def _opened(message: Message, opening: str, reply: str) -> str:
     if not (re.fullmatch(r"<\w+>", mark) and thought.startswith(mark)):
         raise DataError(
             f"no thought can follow the chat template's prompt, which ends with {mark!r}; set "
-            "model.chat_template to one that lets the model think",
+            "model.template or model.chat_template so that the model may think",
         )
     return thought.removeprefix(mark).lstrip("\n") + reply.lstrip()
 

@@ -173,7 +173,7 @@ def _keyed(turn: Message) -> list[object]:
     """
     further = {
         name: text
-        for name in ("tools", "reasoning", "name", "tool_call_id")
+        for name in ("tools", "reasoning", "name", "tool_call_id", "template")
         if (text := getattr(turn, name))
     }
     return [turn.role, turn.content, *turn.tool_calls, *([further] if further else ())]

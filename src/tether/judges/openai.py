@@ -18,6 +18,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import httpx2
@@ -27,7 +28,7 @@ from tether.core.errors import ModelError
 from tether.core.once import once
 from tether.core.protocols import AnswerT, PlacedAnswers, Reply, Told, Verdict
 from tether.core.received import Count, Received, received
-from tether.core.types import Conversation, Json, Sampling
+from tether.core.types import Conversation, Facts, Json, Sampling
 from tether.judges.verdicts import DOWN, QUOTA, SPENT, Likeliest, read_verdict
 from tether.scale.servers.client import EXCHANGES, HttpClient, HttpReply
 from tether.settings.judges import JudgeServerConfig
@@ -84,6 +85,9 @@ class ServedChat:
     answer. The case is then the reason of all remaining failures. If a server has answered before,
     a refusal (403) concerns that one question.
 
+    Args:
+        template: arguments of the model's chat template.
+
     Attributes:
         requests, tokens: what was spent of the budget, by all questions together.
 
@@ -91,9 +95,11 @@ class ServedChat:
         ConfigError: there is no key in the variable that should hold it.
     """
 
-    def __init__(self, config: JudgeServerConfig) -> None:
+    def __init__(self, config: JudgeServerConfig, template: Facts = MappingProxyType({})) -> None:
         self.config, self._key = config, config.key()
-        self.name = f"{config.model} at {config.url}"
+        self.template = template
+        given = f" with {json.dumps({**template}, sort_keys=True)}" if template else ""
+        self.name = f"{config.model} at {config.url}{given}"
         self.spent: Counter[str] = Counter()
         self.requests = 0
         self.tokens = 0
@@ -283,6 +289,8 @@ class ServedChat:
         tools = conversation[0].tools
         # a reply is text: the model knows its tools and calls none
         how = how | ({"tools": json.loads(tools), "tool_choice": "none"} if tools else {})
+        arguments = {**self.template, **json.loads(conversation[0].template or "{}")}
+        how |= {"chat_template_kwargs": arguments} if arguments else {}
         messages = _wire_rows(conversation)
         failures = 0
         reason = ""

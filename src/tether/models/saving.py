@@ -418,6 +418,6 @@ def check_same_trunk(
     if role["encoding"] != encoding:
         raise ModelError(
             f"{folder} was trained with another chat template, system prompt or stop tokens than "
-            "this model uses. Set model.chat_template, model.system_prompt or model.stop_tokens "
+            "this model uses. Set model.chat_template, template, system_prompt or stop_tokens "
             "to what it was trained with, or train it again.",
         )

@@ -7,7 +7,15 @@ from collections.abc import Iterator
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from pydantic import Discriminator, Field, NonNegativeInt, PositiveFloat, Tag, field_validator
+from pydantic import (
+    Discriminator,
+    Field,
+    JsonValue,
+    NonNegativeInt,
+    PositiveFloat,
+    Tag,
+    field_validator,
+)
 
 from tether.core.errors import ConfigError
 from tether.settings.config import Config, FromOne
@@ -103,6 +111,11 @@ class JudgeConfig(Config):
     server: JudgeServerConfig | None = Field(
         default=None,
         description="instead of model: an OpenAI-compatible server",
+    )
+    template: dict[str, JsonValue] = Field(
+        default={},
+        description="arguments of its chat template, such as {enable_thinking = false}; a server "
+        "gets them as chat_template_kwargs",
     )
     rubric: str = Field(
         default="helpful",

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat
+from pydantic import Field, JsonValue, PositiveFloat
 
 from tether.settings.config import BelowOne, Config, FromOne
 from tether.settings.needs import Needs
@@ -103,6 +103,11 @@ class ModelConfig(Config):
         description="path of a Jinja file that replaces the tokenizer's template; chatml-tools: "
         "a packaged one for models of the ChatML family whose template knows no tools",
     )
+    template: dict[str, JsonValue] = Field(
+        default={},
+        description="arguments of the chat template, such as {enable_thinking = false}; a row's "
+        "own (column chat_template_kwargs) come first",
+    )
     rendered_texts: Literal["auto", "split", "keep"] = Field(
         default="auto",
         description="texts that a chat template has rendered already: auto reads them as turns "
@@ -121,7 +126,7 @@ class ModelConfig(Config):
 
     def on_folder(self, folder: Path) -> ModelConfig:
         """The same settings on a model that training left, which carries its own template."""
-        own = {"source": str(folder), "fallback": None, "chat_template": None}
+        own = {"source": str(folder), "fallback": None, "chat_template": None, "template": {}}
         return self.model_copy(update=own)
 
     def faults(self) -> Iterator[str]:

@@ -13,6 +13,7 @@ from tether.core.errors import DataError, one_line
 from tether.core.types import JsonValue
 from tether.data.formats.json_rows import BadRow, Numbered, Row, parse
 from tether.data.formats.json_tables import no_column_twice
+from tether.data.formats.messages import TEMPLATE_ARGUMENTS
 
 if TYPE_CHECKING:
     from pyarrow import Array, DataType, RecordBatch
@@ -29,9 +30,9 @@ _LEAST, _LARGE = 16, 1 << 16
 
 A table stores equal texts once, and all rows may share a prompt of usual length.
 """
-_WITH_OWN_KEYS = ("tool_calls", "tools")
+_WITH_OWN_KEYS = ("tool_calls", "tools", TEMPLATE_ARGUMENTS)
 """Columns, and keys of messages, whose objects have other keys in each row: the arguments and the
-schemas of functions.
+schemas of functions, and the arguments of chat templates.
 """
 
 

@@ -45,6 +45,8 @@ SPEAKER, _CONTENT, THOUGHTS, _FLAGS, _ASKED, _ANSWERED = (
     for name in ["speaker", "content", "thoughts", "flags", "questions", "replies_to_questions"]
 )
 _SPOKEN = {**ROLES, **dict.fromkeys(_ASKED, "user"), **dict.fromkeys(_ANSWERED, "assistant")}
+TEMPLATE_ARGUMENTS = "chat_template_kwargs"
+"""The column of a row's arguments of the chat template, as TRL names it."""
 _OF_A_TOOL = {"name", "function", "functionDeclarations", "function_declarations"}
 _TOOL_TYPES = (None, "function", "custom")
 _TURN_SHAPES = [
@@ -162,6 +164,7 @@ def read_message(item: object, name: str) -> Conversation:
         if role == "tool" and _peek(item, "tool_call_id")
         else "",
         train=_is_trained(item, role, name),
+        template=template_arguments(item),
     )
     return (*parts.results, turn)
 
@@ -382,6 +385,20 @@ def _tool_call(call: JsonValue, name: str) -> str:
             f"unreadable tool call: in column {name} one has no function with a name and arguments",
         )
     return json.dumps({**own, "type": "function", "function": called}, ensure_ascii=False)
+
+
+def template_arguments(row: Entries) -> str:
+    """The JSON text of a row's arguments of the chat template; empty where it has none.
+
+    Raises:
+        DataError: they are no object.
+    """
+    given = structure_in(row.get(TEMPLATE_ARGUMENTS))
+    if missing(given) or not given:
+        return ""
+    if not isinstance(given, Mapping):
+        raise DataError(f"{TEMPLATE_ARGUMENTS} is {kind_name(given)} and not an object")
+    return json.dumps(given)
 
 
 def tool_schemas(value: object) -> str:

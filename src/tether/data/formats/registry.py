@@ -25,6 +25,7 @@ from tether.data.formats.cells import Cells, without_cells
 from tether.data.formats.conversions import CONVERSIONS, Conversion, prompt_of
 from tether.data.formats.fields import LeftOutError, Reader, RowReader, T, unfolded
 from tether.data.formats.json_rows import Row
+from tether.data.formats.messages import template_arguments
 from tether.data.formats.pairs import NAMES
 from tether.data.formats.sides import two_answers
 from tether.data.formats.table import KINDS, LISTS, TABLES
@@ -147,13 +148,14 @@ wanted is taken.
 _AS_IT_IS = Conversion(lambda record: (record,))
 
 
-def _with_tools(record: Record, tools: str) -> Record:
-    """The record whose first turn has these schemas."""
+def _for_whole(record: Record, tools: str, template: str) -> Record:
+    """The record whose first turn has these schemas and arguments of the chat template."""
     where = "messages" if isinstance(record, Prompt | Demonstration) else "prompt"
     turns = getattr(record, where)
+    given = {name: text for name, text in (("tools", tools), ("template", template)) if text}
     return (
-        replace(record, **{where: (replace(turns[0], tools=tools), *turns[1:])})
-        if tools and turns
+        replace(record, **{where: (replace(turns[0], **given), *turns[1:])})
+        if given and turns
         else record
     )
 
@@ -178,7 +180,7 @@ def reader_for(layout: Format, kind: type[T]) -> Reader[T] | None:
         refuse_media(cells)
         if kind is Demonstration and native is not None:
             refuse_bad_reply(cells)
-        tools = fields.row_tools(cells)
+        tools, template = fields.row_tools(cells), template_arguments(cells)
         made = parse(cells)
         records = [made] if isinstance(made, Record) else [*made]
         unread = unfolded(cells.unread())
@@ -186,7 +188,7 @@ def reader_for(layout: Format, kind: type[T]) -> Reader[T] | None:
             if isinstance(record, DataError):
                 yield record
                 continue
-            record = _with_tools(record, tools)
+            record = _for_whole(record, tools, template)
             metadata = {**unread, **without_cells(dict(record.metadata))}
             for name in convert.lost(record):
                 cells.leave_out(name)

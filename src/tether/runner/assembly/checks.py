@@ -82,6 +82,8 @@ def _check_on_model(name: str, section: Section, model: ModelConfig) -> None:
     """
     if (config := config_at_hand(model)) is None:
         return
+    if model.template:
+        encoder_at_hand(model)
     answers = dict(section).get("max_new_tokens") or 0
     if (length := context_length(config.get_text_config())) <= answers:
         raise ConfigError(
@@ -156,7 +158,11 @@ def _check_judge(judge: object, data: DataConfig | None, *, scores: bool) -> Non
     if judge.server is not None:
         judge.server.key()
     elif not exists(folder := expanduser(str(judge.model))) or not newest_policy(Path(folder)):
-        check_model(build(ModelConfig, {"source": judge.model}, where="judge.model"))
+        own = {"source": judge.model, "template": judge.template}
+        model = build(ModelConfig, own, where="judge.model")
+        check_model(model)
+        if judge.template and config_at_hand(model) is not None:
+            encoder_at_hand(model)
 
 
 def check_functions(_: str, section: RewardedSection) -> None:

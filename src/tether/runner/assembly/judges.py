@@ -6,14 +6,16 @@ import inspect
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 from tether.core.digest import digest
 from tether.core.errors import RewardError
 from tether.core.keeping import own_file
 from tether.core.protocols import ChatModel, Scoring, now_doing
-from tether.core.types import Prompt, Score
+from tether.core.types import Facts, Prompt, Score
 from tether.judges.cache import CachedModel
 from tether.judges.constitution import read_rubric
 from tether.judges.local import LocalChat
@@ -39,6 +41,7 @@ def chat_model(
     cache: str | Path | None = None,
     *,
     reasoning_tokens: int = 0,
+    template: Facts = MappingProxyType({}),
 ) -> ChatModel:
     """A model to ask.
 
@@ -47,6 +50,7 @@ def chat_model(
             folder; or where a server is.
         cache: a file that keeps its answers.
         reasoning_tokens: how long the reasons are that it writes before a verdict; 0: none.
+        template: arguments of its chat template.
 
     Raises:
         ModelError: it cannot be loaded.
@@ -54,11 +58,13 @@ def chat_model(
     """
     chat: ChatModel
     if isinstance(model, JudgeServerConfig):
-        chat = ServedChat(model)
+        chat = ServedChat(model, template)
     else:
         if not Path(model).expanduser().exists():
             build(ModelConfig, {"source": model}, where="model")
         role, loaded = load_policy(model)
+        own = loaded.config.model_copy(update={"template": {**template}})
+        loaded = replace(loaded, config=own)
         weights = loaded.digest if role.adapter is None else weights_digest(role.model.state_dict())
         name = (
             f"{loaded.source}@{digest([weights, role.adapter, encoder_of(loaded).describe()])[:12]}"
@@ -79,6 +85,7 @@ def judge_model(config: JudgeConfig, folder: Path) -> ChatModel:
         config.server or str(config.model),
         cache,
         reasoning_tokens=config.reasoning_tokens,
+        template=config.template,
     )
 
 

@@ -94,6 +94,7 @@ def encoder_of(loaded: LoadedModel) -> ChatEncoder:
         loaded.config.rendered_texts,
         vocabulary=Role(loaded.model).vocabulary,
         context_length=loaded.context_length,
+        arguments=loaded.config.template,
     )
 
 
@@ -108,6 +109,7 @@ def encoder_at_hand(model: ModelConfig) -> ChatEncoder:
         *speech_of(model, tokenizer, text, source),
         model.rendered_texts,
         context_length=context_length(text),
+        arguments=model.template,
     )
 
 
@@ -281,6 +283,7 @@ def load_scorer(
     on_base |= {
         "revision": description["base_revision"],
         "chat_template": None,
+        "template": {},
         "stop_tokens": (),
         "system_prompt": description["encoding"]["system_prompt"],
     }
@@ -450,7 +453,7 @@ def _settings(
     """
     values = {**(settings.model_dump() if settings else {}), "source": source}
     if settings is None or Path(source).resolve() != Path(settings.source).resolve():
-        values.update(fallback=None, chat_template=None, revision=None)
+        values.update(fallback=None, chat_template=None, template={}, revision=None)
     if role is not None:
         values.update(
             revision=role["base_revision"],

@@ -33,6 +33,7 @@ from tether.core.rundir import (
     write_jsonl,
 )
 from tether.core.types import Annotation, Comparison, Feedback, Json, Prompt, assistant
+from tether.data.formats.messages import TEMPLATE_ARGUMENTS
 from tether.data.rows import answer_rows, turns_of, without_faults, write_rows
 from tether.data.sources import group_of, look
 from tether.judges.constitution import read_rubric
@@ -154,7 +155,7 @@ def comparisons_of(folder: Path) -> Iterator[Comparison]:
     """
     for row in read_jsonl(folder / "pairs.jsonl"):
         for turn in row["prompt"][:1]:
-            turn["tools"] = row.pop("tools", "")
+            turn |= {name: row.pop(name) for name in ("tools", TEMPLATE_ARGUMENTS) if name in row}
         prompt, chosen, rejected = (
             turns_of(row.pop(name)) for name in ("prompt", "chosen", "rejected")
         )
