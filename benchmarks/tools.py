@@ -257,7 +257,13 @@ class Trial:
         encoder = encoder_of(loaded)
         if make is not None:
             pool = EnvironmentThreads(make, schemas([multiply]))
-            player = EpisodeEngine(player, pool, encoder, LIMITS, loaded.context_length)
+            player = EpisodeEngine(
+                player,
+                pool,
+                encoder,
+                LIMITS,
+                context_length=loaded.context_length,
+            )
         asked = [
             (kind, one)
             for kind in KINDS

@@ -58,7 +58,13 @@ def measured(turns: int, count: int) -> list[float]:
     engine = local_engine(Role(loaded.model), loaded)
     pool = Clocked()
     limits = EpisodeLimits(turns=turns, tokens=40 * turns)
-    player = EpisodeEngine(engine, pool, encoder_of(loaded), limits, loaded.context_length)
+    player = EpisodeEngine(
+        engine,
+        pool,
+        encoder_of(loaded),
+        limits,
+        context_length=loaded.context_length,
+    )
     task = Prompt((user("Name a thing that one can find in a kitchen."),))
     sampling = Sampling(max_new_tokens=40, stop_strings=(" ", ".", "\n"))
     player.generate([task] * count, sampling)

@@ -63,7 +63,13 @@ def ours(folder: str, latency: float, questions: list[str]) -> tuple[int, float,
     role, loaded = load_policy(folder, ModelConfig.model_validate({**MODEL, "source": folder}))
     pool = Clocked(lambda: ToolEnvironment([slow(latency)]), schemas([multiply]))
     engine = local_engine(role, loaded)
-    player = EpisodeEngine(engine, pool, encoder_of(loaded), LIMITS, loaded.context_length)
+    player = EpisodeEngine(
+        engine,
+        pool,
+        encoder_of(loaded),
+        LIMITS,
+        context_length=loaded.context_length,
+    )
     tasks = [Prompt((user(question),)) for question in questions]
     sampling = Sampling(max_new_tokens=REPLY)
     player.generate(tasks[:1], sampling, seed=1)

@@ -2,9 +2,11 @@
 
 import json
 import time
+from functools import partial
 
 import pytest
 import torch
+from benchmarks.templates import Published, published
 
 from tether.core.errors import DataError
 from tether.core.types import Prompt, Sampling, Score, StopReason, user
@@ -391,6 +393,75 @@ def test_calls_are_run_and_wrong_ones_are_answered_with_their_fault():
     for scores in ([Score(1.0)] * len(played), [Score(None, reason="none")] * len(played)):
         measured = sample_metrics(played, scores)
         assert (measured["episode/turns"], measured["episode/unread_calls"]) == (5, 0.2)
+
+
+THINKS = (
+    "{% for m in messages %}<|{{ m.role }}|>"
+    "{% if loop.last or m.role == 'user' %}{{ m.content }}"
+    "{% else %}{{ m.content.split('</think>')[-1] }}{% endif %}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+"""Drops the thoughts of earlier replies, as Qwen3's template does."""
+
+
+@pytest.mark.parametrize("template", [THINKS, None])
+def test_replies_that_the_template_rewrites_begin_a_segment(template):
+    replies = ("<think>x</think>a", "b", "<think>y</think>c")
+    limits = EpisodeLimits(history="template")
+    engine, script = episodes(Echo, *replies, limits=limits, template=template)
+    sampled, _ = episodes(Echo, *replies, template=template)
+    text = partial(engine.encoder.tokenizer.decode, skip_special_tokens=False)
+    for rollout, whole in zip(
+        play(engine, num_samples=2),
+        play(sampled, num_samples=2),
+        strict=True,
+    ):
+        said = [*rollout.prompt.messages]
+        parts = engine.encoder.sampled(rollout).segments
+        segments = iter([text(part.ids) for part in parts])
+        before = next(segments)
+        for reply, drawn in zip(rollout.turns[::2], rollout.spans, strict=True):
+            prompt = text(engine.encoder.prompt(tuple(said)))
+            if not before.startswith(prompt):
+                before = next(segments)
+            assert before.startswith(prompt + reply.content + "<|end|>")
+            assert text(rollout.response_ids[slice(*drawn)]) == reply.content + "<|end|>"
+            said += [reply, user(f"you said {reply.content}")]
+        assert next(segments, None) is None
+        # only the first reply has a thought that a later prompt lacks
+        assert len(rollout.forks) == (template is not None)
+        assert rollout.written == whole.written and rollout.logprobs == whole.logprobs
+        assert sum(part.num_trained for part in parts) == rollout.num_written
+        assert rollout.outcome.value == whole.outcome.value == 3 and not whole.forks
+    # each reply is drawn behind its segment
+    last = parts[-1].ids
+    assert script.rows[-1][-1] == last[: len(last) - (rollout.spans[-1][1] - rollout.spans[-1][0])]
+
+
+@pytest.mark.parametrize(("role", "forks"), [("user", 2), ("tool", 0)])
+def test_qwen3_drops_thoughts_behind_a_user_and_keeps_them_behind_a_tool(role, forks):
+    templates = published()
+    if "trl/qwen3" not in templates:
+        pytest.skip("needs trl, which ships the template")
+    reader = Published(templates["trl/qwen3"]).encoder
+
+    class Says(Echo):
+        def step(self, message):
+            _, reward, done = super().step(message)
+            return {"role": role, "content": "so"}, reward, done
+
+    class Ends(Scripted):
+        def draw(self, *arguments):
+            end = reader.stop_ids[-1:]
+            groups = super().draw(*arguments)
+            return [[one._replace(ids=one.ids[:-1] + end) for one in group] for group in groups]
+
+    script = Ends(reader, *["<think>\nx\n</think>\n\na"] * 2, "b")
+    limits = EpisodeLimits(history="template")
+    for rollout in play(EpisodeEngine(script, EnvironmentThreads(Says), reader, limits)):
+        assert len(rollout.forks) == forks and rollout.outcome.value == 3
+        last = reader.tokenizer.decode(reader.sampled(rollout).segments[-1].ids)
+        assert last.count("<think>") == (0 if forks else 2)
 
 
 def test_a_template_without_calls_is_refused():

@@ -79,9 +79,13 @@ def metrics(run):
     return list(read_jsonl(run.path / run.stage / "metrics.jsonl"))
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_every_stage_that_samples_learns_from_episodes(folder, stage):
-    settings = recipe(stage, {"call": "guess.py:Guess", "turns": 4}, sample_rows=8)
+@pytest.mark.parametrize(
+    ("stage", "history"),
+    [*((stage, "sampled") for stage in STAGES), ("ppo", "template"), ("online_direct", "template")],
+)
+def test_every_stage_that_samples_learns_from_episodes(folder, stage, history):
+    environment = {"call": "guess.py:Guess", "turns": 4, "history": history}
+    settings = recipe(stage, environment, sample_rows=8)
     run = tether.run(settings, progress=False)
     rows = metrics(run)
     assert len(rows) == 3
@@ -97,6 +101,8 @@ def test_every_stage_that_samples_learns_from_episodes(folder, stage):
         answers = sum(one["response"].count("[user] no ") for one in own)
         assert len(own) == 8 and row["episode/turns"] == 1 + answers / 8
         assert row["episode/unread_calls"] == 0
+        # nearly all of its replies end with letters, where the template writes <|end|>
+        assert (row["episode/segments"] > 1) == (history == "template" and answers > 0)
 
 
 def check_turns(row):

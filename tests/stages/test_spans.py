@@ -2,20 +2,25 @@
 no loss, no KL and no advantage. The oracle is a pass of the whole model, and sums by hand.
 """
 
+import itertools
 import json
 import random
+from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
 from tests.stages.test_ppo import PROMPTS, EvenReward
 
 from tether.core.types import Rollout, Sampling, Score, StopReason
+from tether.data.batches import make_batch
 from tether.data.chat import ChatEncoder
 from tether.data.prepare import Limit
 from tether.evaluation.likelihood import kl_to_reference
 from tether.models.heads import ScalarHead
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
+from tether.rewards.learned import LearnedReward
 from tether.rollout.local import LocalEngine
 from tether.runner.methods import rounds
 from tether.settings.policy import PolicyConfig
@@ -27,23 +32,35 @@ PROMPT_IDS = (70, 71)
 RESPONSE, SPANS, WRITTEN = (7, 8, 90, 91, 92, 9, 1), ((0, 2), (5, 7)), (0, 1, 5, 6)
 
 
-def rollout(ids, spans=(), logprobs=()):
+def rollout(ids, spans=(), logprobs=(), forks=()):
     how = (StopReason.STOP_TOKEN, "", 0, 0, Sampling(), PROMPTS[0])
-    return Rollout(PROMPT_IDS, ids, logprobs, *how, spans)
+    return Rollout(PROMPT_IDS, ids, logprobs, *how, spans, forks)
 
 
-TWO_SPANS, WHOLE = rollout(RESPONSE, SPANS, (-1.0, -2.0, -3.0, -4.0)), rollout((11, 12, 13))
-BOTH = (TWO_SPANS, WRITTEN), (WHOLE, (0, 1, 2))
+NUMBERS = (-1.0, -2.0, -3.0, -4.0)
+TWO_SPANS, WHOLE = rollout(RESPONSE, SPANS, NUMBERS), rollout((11, 12, 13))
+FORKED = rollout(RESPONSE, SPANS, NUMBERS, (2,))
+"""What it reads before its second reply is that reply's whole prompt."""
+SEVERAL = pytest.mark.parametrize("several", [TWO_SPANS, FORKED], ids=["one segment", "two"])
 
 
-def by_hand(model, one, places):
-    """The log-probability of each token that the policy wrote."""
-    ids = [*one.prompt_ids, *one.response_ids]
-    rows = model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
-    return torch.stack([rows[place + 1, one.response_ids[place]] for place in places])
+def by_hand(model, one):
+    """The log-probability of each token that the policy wrote, each segment by itself."""
+    numbers = []
+    edges = [0, *one.forks, len(one.response_ids)]
+    for begin, end in itertools.pairwise(edges):
+        ids = [*(one.prompt_ids if begin == 0 else ()), *one.response_ids[begin:end]]
+        rows = model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
+        numbers += [
+            rows[len(ids) - end + place - 1, one.response_ids[place]]
+            for start, stop in one.spans
+            for place in range(start, stop)
+            if begin <= place < end
+        ]
+    return torch.stack(numbers)
 
 
-def gathered(**settings):
+def gathered(several=TWO_SPANS, **settings):
     """A stage whose reference differs from its policy, and its matrices of both rollouts."""
     common = {"temperature": 1.0, "epochs": 1, "normalize_scores": False}
     config = PolicyConfig.model_validate({"samples_per_prompt": 1, **common, **settings})
@@ -67,7 +84,7 @@ def gathered(**settings):
                 generator=torch.Generator().manual_seed(parameter.numel()),
             )
     scores = [Score(1.0, steps=((3, 0.25), (6, 0.5))), Score(-2.0, steps=((2, 0.75),))]
-    experience = stage.gather([TWO_SPANS, WHOLE], scores, 0)
+    experience = stage.gather([several, WHOLE], scores, 0)
     stage.evaluate(experience)
     return stage, experience
 
@@ -99,16 +116,17 @@ def test_the_tokens_of_spans_count():
     assert [side.num_trained for side in pair.sequences] == [4, 3]
 
 
-def test_log_probabilities_kl_rewards_and_advantages_by_hand():
+@SEVERAL
+def test_log_probabilities_kl_rewards_and_advantages_by_hand(several):
+    both = (several, WHOLE)
     stage, experience = gathered(
+        several,
         kl={"coefficient": 0.3},
         gamma=0.9,
         lam=0.8,
         whiten_advantages=False,
     )
-    rows = [
-        (by_hand(stage.policy.model, *one), by_hand(stage.reference.model, *one)) for one in BOTH
-    ]
+    rows = [(by_hand(stage.policy.model, one), by_hand(stage.reference.model, one)) for one in both]
     assert experience.mask.tolist() == [[True] * 4, [True] * 3 + [False]]
     assert experience.rollout_logprobs[0].tolist() == [-1.0, -2.0, -3.0, -4.0]
     rewards = stage.shape(experience)
@@ -132,18 +150,20 @@ def test_log_probabilities_kl_rewards_and_advantages_by_hand():
     kl = kl_to_reference(
         stage.policy,
         stage.reference,
-        [TWO_SPANS, WHOLE],
+        both,
         stage.encoder,
         temperature=1.0,
     )
     assert kl == pytest.approx([float((a - b).sum()) for a, b in rows], abs=1e-4)
 
 
-def test_the_gradient_by_hand():
+@SEVERAL
+def test_the_gradient_by_hand(several):
     """-(1/7) sum A log pi + (beta/7) sum (log pi - log pi_ref)^2 / 2 over the seven tokens that the
     policy wrote.
     """
     stage, experience = gathered(
+        several,
         algorithm="grpo",
         samples_per_prompt=2,
         normalize="token",
@@ -160,8 +180,8 @@ def test_the_gradient_by_hand():
 
     stage.learner.step = step
     total = 0.0
-    for one, advantage in zip(BOTH, (1.5, -1.5), strict=True):
-        logprobs, reference = (by_hand(r.model, *one) for r in (stage.policy, stage.reference))
+    for one, advantage in zip((several, WHOLE), (1.5, -1.5), strict=True):
+        logprobs, reference = (by_hand(r.model, one) for r in (stage.policy, stage.reference))
         total += (-advantage * logprobs + 0.1 * (logprobs - reference.detach()) ** 2).sum() / 7
     expected = torch.autograd.grad(total, stage.learner.parameters)
     metrics = stage.update(experience, 0)
@@ -181,6 +201,45 @@ def test_tokens_that_were_read_alone_have_no_numbers():
     assert row["counted"] == len(RESPONSE) and other["counted"] == 3
     assert [place for place, kl in enumerate(row["kl"]) if kl is not None] == [*WRITTEN]
     assert len(row["tokens"]) == len(row["kl"]) == len(RESPONSE)
+
+
+@pytest.mark.parametrize("limit", [0, 64])
+def test_segments_in_rows_of_their_own_and_beside_others(limit):
+    encoder, role = ChatEncoder(tiny_tokenizer(), (1,)), Role(tiny_model(0).eval())
+    again = replace(FORKED, response_ids=(7, 8, 70, 71, 92, 9, 1))
+    rollouts = [WHOLE, FORKED, again]
+    batch = make_batch([encoder.sampled(r) for r in rollouts], 0, document_tokens=limit)
+    assert len(batch.ids) == (3 if limit else 5)
+    rows = batch.scatter(role.logprobs_of(role.hidden(batch), batch)[0])
+    for row, one in zip(rows, rollouts, strict=True):
+        expected = by_hand(role.model, one)
+        torch.testing.assert_close(row[: len(expected)], expected, atol=2e-5, rtol=0)
+
+
+def test_a_reward_model_reads_the_last_segment():
+    encoder = ChatEncoder(tiny_tokenizer(), (1,))
+    head = ScalarHead(64)
+    torch.nn.init.normal_(head.linear.weight, generator=torch.Generator().manual_seed(0))
+    role = Role(tiny_model(0).eval(), head=head)
+    alone = replace(WHOLE, prompt_ids=(90, 91, 92), response_ids=(9, 1), spans=())
+    for per_token in (False, True):
+        reward = LearnedReward(role, encoder, per_token=per_token)
+        one, other = reward.score([FORKED, alone])
+        assert one.value == pytest.approx(other.value, abs=1e-5) and one.value
+        moved = [(place + 5, value) for place, value in other.steps]
+        assert [place for place, _ in one.steps] == [place for place, _ in moved]
+        assert [v for _, v in one.steps] == pytest.approx([v for _, v in moved], abs=1e-5)
+
+
+def test_segments_of_a_saved_pair():
+    encoder = ChatEncoder(tiny_tokenizer(), (1,))
+    row = json.loads(json.dumps(rounds._row(FORKED, WHOLE)))
+    assert "rejected_forks" not in row
+    sides = rounds._ranking(row, encoder, Limit(100)).sequences
+    assert [part.ids for part in sides[0].segments] == [(70, 71, 7, 8), (90, 91, 92, 9, 1)]
+    assert sides == (encoder.sampled(FORKED), encoder.sampled(WHOLE))
+    cut = rounds._ranking(row, encoder, Limit(3, "", Counter())).sequences[0]
+    assert cut.segments == [cut] and cut.ids == (70, 71, 7)
 
 
 def test_saved_pairs_with_and_without_spans():

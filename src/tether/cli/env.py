@@ -75,7 +75,13 @@ def try_environment(
     role, loaded = load_policy(model, settings)
     encoder = encoder_of(loaded)
     engine = local_engine(role, loaded)
-    player = EpisodeEngine(engine, environments, encoder, config, loaded.context_length)
+    player = EpisodeEngine(
+        engine,
+        environments,
+        encoder,
+        config,
+        context_length=loaded.context_length,
+    )
     sampling = Sampling(max_new_tokens, temperature)
     (group,) = player.generate([opened], sampling, seed=seed)
     for line in _pieces(group.rollouts[0], encoder.decode):

@@ -275,6 +275,8 @@ class Rollout:
         spans: the tokens that the policy wrote. Tokens between spans come from an environment: they
             are read and scored, and carry no loss, KL or advantage. None given: one span, the
             whole response.
+        forks: the places in the response where a new segment begins. What follows on a fork reads
+            nothing of what is before it; its first tokens are its own prompt, of no span.
         opening: the mark of a thought that the prompt ends with; the response begins inside it.
         turns: of an episode, what the environment said before the first reply, the replies, and what
             it said between them; `text` is the last reply.
@@ -296,6 +298,7 @@ class Rollout:
     sampling: Sampling
     prompt: Prompt
     spans: Spans = ()
+    forks: tuple[int, ...] = ()
     opening: str = ""
     turns: Conversation = ()
     outcome: Score | None = None
@@ -336,6 +339,19 @@ class Rollout:
     def written(self) -> tuple[int, ...]:
         """Ids of the tokens that the policy wrote, in order."""
         return tuple(i for start, stop in self.spans for i in self.response_ids[start:stop])
+
+    @property
+    def begin(self) -> int:
+        """The place in the response behind the prompt of the last segment."""
+        edges = (start for start, _ in self.spans if self.forks and start >= self.forks[-1])
+        return next(edges, 0)
+
+    @property
+    def last_segment(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Prompt and response of the last segment, which holds the conversation up to its end."""
+        ids = self.response_ids
+        prompt = ids[self.forks[-1] : self.begin] if self.forks else self.prompt_ids
+        return prompt, ids[self.begin :]
 
     @property
     def num_written(self) -> int:

@@ -41,7 +41,8 @@ def make_batch(
     capacity: int | None = None,
     document_tokens: int = 0,
 ) -> TokenBatch:
-    """Tensors for `sequences`: one row each, or packed into rows of at most `capacity` tokens.
+    """Tensors for `sequences`: one row each, or packed into rows of at most `capacity` tokens. Each
+    segment of a sequence has its row, or its place in one.
 
     Args:
         document_tokens: sequences that begin with the same uncounted tokens become one document of
@@ -55,19 +56,20 @@ def make_batch(
     """
     if not sequences:
         raise ValueError("a batch needs at least one sequence")
-    if any(not s.ids or s.trained[0] for s in sequences):
+    owners, firsts, parts = zip(*_segments(sequences), strict=True)
+    if any(not s.ids or s.trained[0] for s in parts):
         raise ValueError("a sequence must be non-empty and must not count its first token")
-    documents = documents_of(sequences, document_tokens)
-    lengths = [document_length([sequences[i] for i in document]) for document in documents]
+    documents = documents_of(parts, document_tokens)
+    lengths = [document_length([parts[i] for i in document]) for document in documents]
     rows = pack(lengths, capacity) if capacity else [[d] for d in range(len(documents))]
     width = _rounded(max(sum(lengths[d] for d in row) for row in rows))
-    together = len(rows) < len(sequences)
+    together = len(rows) < len(parts)
     places: dict[int, list[int]] = {}
     table = []
     for number, row in enumerate(rows):
         tokens: list[Token] = []
         for document in row:
-            members = [sequences[i] for i in documents[document]]
+            members = [parts[i] for i in documents[document]]
             for member, steps in _write(tokens, document, members):
                 places[documents[document][member]] = [number * width + step for step in steps]
         # Where sequences stand together padding positions are all 0: each pad is then a document of
@@ -78,19 +80,29 @@ def make_batch(
         )
     columns = torch.from_numpy(np.array(table, dtype=np.int64)).permute(2, 0, 1).contiguous()
     ids, positions, document_of, prompt_of, answer_of = columns
-    counted = [(i, [t for t, counts in enumerate(sequences[i].trained) if counts]) for i in places]
+    counted = [(i, [t for t, counts in enumerate(parts[i].trained) if counts]) for i in places]
+    ends = {owner: places[i][-1] for i, owner in enumerate(owners)}
     return TokenBatch(
         ids,
         positions,
         torch.stack([document_of, prompt_of, answer_of]) if together else None,
         predict=_long([places[i][t - 1] for i, steps in counted for t in steps]),
-        targets=_long([sequences[i].ids[t] for i, steps in counted for t in steps]),
-        sequence=_long([i for i, steps in counted for _ in steps]),
-        step=_long([step for _, steps in counted for step in range(len(steps))]),
-        last=_long([places[i][-1] for i in range(len(sequences))]),
-        places=_long([place for i in range(len(sequences)) for place in places[i]]),
-        num_steps=max(len(steps) for _, steps in counted),
+        targets=_long([parts[i].ids[t] for i, steps in counted for t in steps]),
+        sequence=_long([owners[i] for i, steps in counted for _ in steps]),
+        step=_long([firsts[i] + step for i, steps in counted for step in range(len(steps))]),
+        last=_long([*ends.values()]),
+        places=_long([place for i in range(len(parts)) for place in places[i]]),
+        num_steps=max(sequence.num_trained for sequence in sequences),
     )
+
+
+def _segments(sequences: Sequence[Encoded]) -> Iterator[tuple[int, int, Encoded]]:
+    """Every segment, with the number of its sequence and of the counted tokens before it there."""
+    for number, sequence in enumerate(sequences):
+        first = 0
+        for part in sequence.segments:
+            yield number, first, part
+            first += part.num_trained
 
 
 def _write(
@@ -253,9 +265,8 @@ def cut_together(
 
 def padded_tokens(sequences: Sequence[Encoded], document_tokens: int = 0) -> int:
     """Rows times width of the batch that `make_batch` makes of them."""
-    lengths = [
-        document_length([sequences[i] for i in d]) for d in documents_of(sequences, document_tokens)
-    ]
+    parts = [part for sequence in sequences for part in sequence.segments]
+    lengths = [document_length([parts[i] for i in d]) for d in documents_of(parts, document_tokens)]
     return len(lengths) * _rounded(max(lengths))
 
 

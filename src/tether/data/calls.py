@@ -21,14 +21,12 @@ WRITINGS: tuple[Json, ...] = (
     {  # Qwen 2.5 and 3, Hermes, tether's own template: JSON between marks
         "open": "<tool_call>",
         "close": "</tool_call>",
-        "repeats": True,
         "content": "json",
         "transform": {"type": "function", "function": "{content}"},
     },
     {  # Qwen 3.5 and its kin: a mark for each argument
         "open_pattern": r"<tool_call>\s*<function=(?P<name>[^>\n]+)>",
         "close_pattern": r"</function>\s*</tool_call>",
-        "repeats": True,
         "content": "xml-inline",
         "content_args": {
             "tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>",
@@ -38,35 +36,29 @@ WRITINGS: tuple[Json, ...] = (
     {  # Llama 3: the reply is one call
         "open_pattern": r'\{"name":\s*"(?P<name>[^"]+)",\s*"parameters":\s*',
         "close_pattern": r"\}(?=<\|eo[tm]_id\|>|\Z)",
-        "repeats": True,
         "content": "json",
         "transform": _CALLED,
     },
     {  # gpt-oss: a message to the function
         "open_pattern": r"to=functions\.(?P<name>[^\s<]+)[^{]*<\|message\|>",
         "close_pattern": r"(?=<\|call\|>|\Z)",
-        "repeats": True,
         "content": "json",
         "transform": _CALLED,
     },
 )
 """Ways in which families of models write calls, as fields of response templates."""
-_TOOLS = json.dumps(
-    [
-        {
-            "type": "function",
-            "function": {
-                "name": "rain",
-                "description": "Millimetres of rain.",
-                "parameters": {
-                    "type": "object",
-                    "properties": {"city": {"type": "string", "description": "A city."}},
-                    "required": ["city"],
-                },
-            },
-        },
-    ],
-)
+_TOOLS = """[{
+    "type": "function",
+    "function": {
+        "name": "rain",
+        "description": "Millimetres of rain.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "description": "A city."}},
+            "required": ["city"]
+        }
+    }
+}]"""
 _CALL: Json = {
     "id": "abcdefgh0",
     "type": "function",
@@ -163,7 +155,8 @@ def _templates(encoder: ChatEncoder) -> Iterator[Json]:
         "join": "",
     }
     for calls in WRITINGS:
-        fields = {"reasoning_content": THOUGHT, "tool_calls": calls, "content": content}
+        several = {**calls, "repeats": True}
+        fields = {"reasoning_content": THOUGHT, "tool_calls": several, "content": content}
         yield {
             "defaults": {"role": "assistant"},
             "start_anchor": _generation_prompt(encoder),

@@ -19,6 +19,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -45,10 +46,14 @@ _NOTHING_TO_TRAIN = "no assistant turn to train: each is marked as not to be tra
 
 @dataclass(frozen=True)
 class Encoded:
-    """Token ids, and for each whether it counts (is trained, sampled or scored)."""
+    """Token ids, and for each whether it counts (is trained, sampled or scored).
+
+    At each of `forks` a segment begins that reads nothing of the tokens before it.
+    """
 
     ids: tuple[int, ...]
     trained: tuple[bool, ...]
+    forks: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -65,6 +70,11 @@ class Encoded:
     @property
     def prompt_length(self) -> int:
         return len(self.prompt)
+
+    @property
+    def segments(self) -> list[Encoded]:
+        edges = pairwise((0, *self.forks, len(self)))
+        return [Encoded(self.ids[a:b], self.trained[a:b]) for a, b in edges]
 
 
 class ChatEncoder:
@@ -217,16 +227,27 @@ class ChatEncoder:
         prompt_ids: tuple[int, ...],
         response_ids: tuple[int, ...],
         spans: Spans = (),
+        forks: Sequence[int] = (),
     ) -> Encoded:
         """A response as it was sampled: the tokens of its spans count; none given: all of them."""
         counts = [not spans] * len(response_ids)
         for start, stop in spans:
             counts[start:stop] = [True] * (stop - start)
-        return Encoded(prompt_ids + response_ids, (False,) * len(prompt_ids) + tuple(counts))
+        length = len(prompt_ids)
+        return Encoded(
+            prompt_ids + response_ids,
+            (False,) * length + tuple(counts),
+            tuple(length + place for place in forks),
+        )
 
     def sampled(self, rollout: Rollout) -> Encoded:
-        """A rollout as it was sampled, with its spans."""
-        return self.rollout(rollout.prompt_ids, rollout.response_ids, rollout.spans)
+        """A rollout as it was sampled, with its spans and segments."""
+        return self.rollout(
+            rollout.prompt_ids,
+            rollout.response_ids,
+            rollout.spans,
+            rollout.forks,
+        )
 
     def rollout_for_scoring(
         self,

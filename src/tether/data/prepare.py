@@ -131,7 +131,11 @@ def within(sequences: Sequence[Encoded], limit: Limit) -> list[Encoded]:
     if longest <= limit.tokens:
         return [*sequences]
     reason = too_long(longest, limit.tokens, limit.key)
-    parts = [Encoded(s.ids[: limit.tokens], s.trained[: limit.tokens]) for s in sequences]
+    edge = limit.tokens
+    parts = [
+        Encoded(s.ids[:edge], s.trained[:edge], tuple(fork for fork in s.forks if fork < edge))
+        for s in sequences
+    ]
     left = [part for part in parts if part.num_trained]
     if limit.cut is None or not left:
         raise DataError(reason)

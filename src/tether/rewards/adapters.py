@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import httpx2
 from pydantic import TypeAdapter
@@ -278,32 +277,26 @@ def _has_tools(one: object) -> bool:
     return bool(columns) or not hasattr(one, "step")
 
 
-class Published(NamedTuple):
-    """A kind of environment: how it is known, and what makes tether's two methods of it."""
-
-    fits: Callable[[Foreign], bool]
-    wrap: Callable[[Foreign], Foreign]
-
-
-PUBLISHED = (
-    Published(lambda one: hasattr(one, "score_answer"), ReasoningGym),
-    Published(lambda one: hasattr(one, "load"), Verifiers),
-    Published(lambda one: hasattr(one, "get_observation"), TextArena),
-    Published(lambda one: hasattr(one, "init"), SkyRL),
-    Published(lambda one: hasattr(one, "exchange"), OpenEnv),
-    Published(
-        lambda one: "timeout_s" in _arguments(one, "step"),
-        lambda one: OpenEnv(OpenEnvHere(one)),
-    ),
-    Published(lambda one: "seed" in _arguments(one, "reset"), Gymnasium),
-    Published(_has_tools, ToolClass),
-)
+METHODS: Mapping[str, Callable[[Foreign], Foreign]] = {
+    "score_answer": ReasoningGym,
+    "load": Verifiers,
+    "get_observation": TextArena,
+    "init": SkyRL,
+    "exchange": OpenEnv,
+}
+"""What makes tether's two methods of an environment that has a method of this name."""
 
 
 def adapted(environment: Foreign) -> Foreign:
     """An environment with tether's two methods; one that has them is itself."""
-    wraps = (kind.wrap for kind in PUBLISHED if kind.fits(environment))
-    return next(wraps, lambda own: own)(environment)
+    for method, kind in METHODS.items():
+        if hasattr(environment, method):
+            return kind(environment)
+    if "timeout_s" in _arguments(environment, "step"):
+        return OpenEnv(OpenEnvHere(environment))
+    if "seed" in _arguments(environment, "reset"):
+        return Gymnasium(environment)
+    return ToolClass(environment) if _has_tools(environment) else environment
 
 
 def takes_task(make: Maker) -> bool:

@@ -8,7 +8,7 @@ import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Protocol, TypeVar, runtime_checkable
 
 from tether.core.errors import STOPS, DataError, error_words
@@ -83,41 +83,38 @@ class _Player:
         }
         self.environment = environment = fresh(self.make, task)
         opening = settled(environment.reset(task))
-        if opening is None:
-            return self.prompt.messages
         before = self.prompt.messages if isinstance(opening, str) else ()
-        return (*before, *messages_of(opening))
+        return (*before, *messages_of(opening)) or self.prompt.messages
 
     def step(self, reply: Message) -> Turn:
-        if self.environment is None:
-            self._replay()
-        assert self.environment is not None
-        turn = turn_of(settled(self.environment.step(reply.as_row())))
+        turn = turn_of(settled(self._ready().step(reply.as_row())))
         self.replies.append(reply)
         self.answers.append(turn)
         return turn
 
     def finish(self) -> float | None:
         """The reward of an episode that a limit ended, if its environment has one."""
-        if self.environment is None:
-            self._replay()
-        if not isinstance(self.environment, Finishing):
+        environment = self._ready()
+        if not isinstance(environment, Finishing):
             return None
-        return finite_reward(settled(self.environment.finish()))
+        return finite_reward(settled(environment.finish()))
 
-    def _replay(self) -> None:
-        """Lead a fresh environment to where the one that failed was.
+    def _ready(self) -> UserEnvironment:
+        """The environment; a fresh one is led to where the one that failed was.
 
         Raises:
             DataError: it says something else on the way.
         """
-        self.begin()
-        assert self.environment is not None
-        for reply, answer in zip(self.replies, self.answers, strict=True):
-            if turn_of(settled(self.environment.step(reply.as_row()))) != answer:
-                raise DataError("a fresh environment answers the same replies otherwise")
+        if self.environment is None:
+            self.begin()
+            assert self.environment is not None
+            for reply, answer in zip(self.replies, self.answers, strict=True):
+                if turn_of(settled(self.environment.step(reply.as_row()))) != answer:
+                    raise DataError("a fresh environment answers the same replies otherwise")
+        return self.environment
 
 
+@dataclass
 class EnvironmentThreads:
     """Has the interface of core.protocols.Environments; each episode's environment works in a
     thread of its own.
@@ -128,19 +125,14 @@ class EnvironmentThreads:
         retries: how often one that failed is made anew and led to the same place by the same replies.
     """
 
-    def __init__(
-        self,
-        make: Maker,
-        tools: str = "",
-        *,
-        time_limit: float = 30.0,
-        retries: int = 1,
-    ) -> None:
-        self.make = make
-        self.tools = tools
-        self.time_limit = time_limit
-        self.retries = retries
-        self.source = f"the environment {title_of(make)}"
+    make: Maker
+    tools: str = ""
+    _: KW_ONLY
+    time_limit: float = 30.0
+    retries: int = 1
+
+    def __post_init__(self) -> None:
+        self.source = f"the environment {title_of(self.make)}"
         self.players: dict[int, _Player] = {}
 
     def begin(self, tasks: Mapping[int, Prompt]) -> dict[int, Conversation | str]:

@@ -31,7 +31,7 @@ MICRO_BATCH_TOKENS = 4096
 
 
 def _sequences(encoder: ChatEncoder, rollouts: Sequence[Rollout]) -> list[Encoded]:
-    return [encoder.rollout_for_scoring(r.prompt_ids, r.response_ids) for r in rollouts]
+    return [encoder.rollout_for_scoring(*r.last_segment) for r in rollouts]
 
 
 def _batches(
@@ -85,7 +85,7 @@ class LearnedReward:
         scores = [_too_long(self.role, sequence) for sequence in sequences]
         for cut, batch in _batches(self.role, sequences, self.encoder.pad_id):
             for index, course in zip(cut, self._courses(batch), strict=True):
-                scores[index] = self._score(course, len(rollouts[index].response_ids))
+                scores[index] = self._score(course, rollouts[index])
         return scores
 
     def _courses(self, batch: TokenBatch) -> list[list[float]]:
@@ -100,7 +100,7 @@ class LearnedReward:
         counts = batch.mask.sum(-1).tolist()
         return [[*row[1:count], end] for row, count, end in zip(before, counts, ends, strict=True)]
 
-    def _score(self, course: list[float], length: int) -> Score:
+    def _score(self, course: list[float], rollout: Rollout) -> Score:
         """A score, and what each token changed of it (potential-based shaping: the steps of a
         response add up to its score).
 
@@ -108,8 +108,9 @@ class LearnedReward:
         sampled.
         """
         value = course[-1]
-        tokens = pairwise([0.0, *course[: length - 1], value]) if self.per_token else ()
-        steps = tuple((t, now - before) for t, (before, now) in enumerate(tokens))
+        begin, last = rollout.begin, len(rollout.response_ids) - 1
+        tokens = pairwise([0.0, *course[: last - begin], value]) if self.per_token else ()
+        steps = tuple((t, now - before) for t, (before, now) in enumerate(tokens, begin))
         return Score(value, steps=steps).finite("the reward model", course)
 
 
@@ -373,6 +374,9 @@ class ProcessReward:
                 "num_steps": float(len(ends)),
                 "weakest_step": float(weakest_step(matrix, judged)),
             },
-            steps=tuple((min(end, last), p) for end, p in zip(ends, probabilities, strict=True)),
+            steps=tuple(
+                (min(rollout.begin + end, last), p)
+                for end, p in zip(ends, probabilities, strict=True)
+            ),
         )
         return score.finite("the process reward model", probabilities)

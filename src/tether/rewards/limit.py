@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 from tether.core.errors import RewardError
@@ -17,6 +18,7 @@ WINDOW = 10
 Ask = Callable[[Scoring, Sequence[Rollout]], list[Score]]
 
 
+@dataclass(eq=False)
 class FailureLimit:
     """A source with a limit for the share of failed scores.
 
@@ -31,19 +33,14 @@ class FailureLimit:
             without them has failed.
     """
 
-    def __init__(
-        self,
-        source: RewardSource,
-        share: float,
-        ask: Ask = lambda score, rollouts: score(rollouts),
-        *,
-        needs_steps: bool = False,
-    ) -> None:
-        self.source = source
-        self.share = share
-        self.name = source.name
-        self.ask = ask
-        self.needs_steps = needs_steps
+    source: RewardSource
+    share: float
+    ask: Ask = lambda score, rollouts: score(rollouts)
+    _: KW_ONLY
+    needs_steps: bool = False
+
+    def __post_init__(self) -> None:
+        self.name = self.source.name
         self.reasons: Counter[str] = Counter()
         self.recent: deque[tuple[Counter[str], int]] = deque(maxlen=WINDOW)
 

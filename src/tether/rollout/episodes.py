@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 
 from tether.core.errors import DataError
@@ -45,7 +45,7 @@ _COMPLAINERS: tuple[ChatRole, ...] = ("tool", "user")
 @dataclass(kw_only=True)
 class _Episode:
     """An episode that is played; `ids` are those behind its prompt, and `spans` what the policy
-    wrote of them.
+    wrote of them. `shown` turns of its `talk` are the prompt's.
     """
 
     prompt: Prompt
@@ -54,8 +54,10 @@ class _Episode:
     start: Ids = ()
     ids: Ids = ()
     spans: Spans = ()
+    forks: Ids = ()
+    talk: Conversation = ()
+    shown: int = 0
     logprobs: tuple[float, ...] = ()
-    turns: Conversation = ()
     rewards: tuple[tuple[int, float], ...] = ()
     calls: int = 0
     unread: int = 0
@@ -68,6 +70,11 @@ class _Episode:
     def ordinal(self) -> int:
         """The number by which the draws of the next reply differ from all others of a run."""
         return ((self.place + 1) * SAMPLES + self.sample) * TURNS + len(self.spans)
+
+    @property
+    def context(self) -> Ids:
+        """What the next reply is drawn behind."""
+        return self.ids[self.forks[-1] :] if self.forks else self.start + self.ids
 
     def write(self, drawn: Drawn, room: int) -> None:
         """Append a reply, or as much of it as there is room for."""
@@ -85,12 +92,18 @@ class _Episode:
     @property
     def outcome(self) -> Score:
         """The sum of the replies' rewards; failed where the environment failed, or gave none."""
-        parts = {"turns": len(self.spans), "calls": self.calls, "unread_calls": self.unread}
+        parts = {
+            "turns": len(self.spans),
+            "calls": self.calls,
+            "unread_calls": self.unread,
+            "segments": 1 + len(self.forks),
+        }
         if self.failure or not self.rewards:
             return Score(None, parts, self.failure or "the environment gave no reward")
         return Score(sum(reward for _, reward in self.rewards), parts, steps=self.rewards)
 
 
+@dataclass(eq=False)
 class EpisodeEngine:
     """Has the interface of core.protocols.Engine; its rollouts are episodes.
 
@@ -102,22 +115,18 @@ class EpisodeEngine:
         DataError: the chat template leaves out the tools, or has calls that cannot be read.
     """
 
-    def __init__(
-        self,
-        engine: TokenEngine,
-        environments: Environments,
-        encoder: ChatEncoder,
-        limits: EpisodeLimits,
-        context_length: int = 2**31,
-    ) -> None:
-        self.engine = engine
-        self.environments = environments
-        self.encoder = encoder
-        self.limits = limits
-        self.policy_version = engine.policy_version
-        self.context_length = context_length
-        self.bridge = TurnBridge(encoder, environments.tools)
-        self.calls = Calls(encoder, environments.tools) if environments.tools else None
+    engine: TokenEngine
+    environments: Environments
+    encoder: ChatEncoder
+    limits: EpisodeLimits
+    _: KW_ONLY
+    context_length: int = 2**31
+
+    def __post_init__(self) -> None:
+        tools = self.environments.tools
+        self.policy_version = self.engine.policy_version
+        self.bridge = TurnBridge(self.encoder, tools)
+        self.calls = Calls(self.encoder, tools) if tools else None
 
     def update_weights(self, version: int) -> None:
         self.engine.update_weights(version)
@@ -148,15 +157,18 @@ class EpisodeEngine:
         rows = encode_prompts(self.encoder, openings, sampling, self.context_length)
         for number, episode in enumerate(episodes):
             episode.start = rows[number // num_samples]
+            episode.talk = openings[number // num_samples].messages
         room = min(self.limits.tokens, self.context_length - max(map(len, rows)))
+        room *= self.limits.history == "sampled"
         talk = talk_with(self.engine, rows, places, sampling, num_samples, seed, room)
         replies = dict(enumerate(talk.begin()))
         while replies:
             following = self._take(episodes, replies)
             if progress:
                 progress(len(episodes) - len(following))
+            contexts = {number: episodes[number].context for number in following}
             keys = {number: episodes[number].ordinal for number in following}
-            replies = talk.go_on(following, keys) if following else {}
+            replies = talk.go_on(contexts, keys) if following else {}
         self._end(episodes)
         rollouts = [self._rollout(episode, sampling) for episode in episodes]
         return [
@@ -179,20 +191,18 @@ class EpisodeEngine:
         begun = self.environments.begin({n: e.prompt for n, e in enumerate(episodes)})
         for first in range(0, len(episodes), num_samples):
             group = range(first, first + num_samples)
-            opening = next((one for n in group if not isinstance(one := begun[n], str)), ())
             prompt = episodes[first].prompt
+            openings = (one for n in group if not isinstance(one := begun[n], str))
+            opening = next(openings, prompt.messages)
             length = len(prompt.messages)
             for number in group:
                 result = begun[number]
+                episodes[number].shown = length * (opening[:length] == prompt.messages)
                 if isinstance(result, str):
                     episodes[number].failure = result
                 elif result != opening:
                     episodes[number].failure = "the environment begins one task in several ways"
-                elif opening[:length] == prompt.messages:
-                    episodes[number].turns = opening[length:]
-                else:
-                    episodes[number].turns = opening
-            head, *others = opening or prompt.messages
+            head, *others = opening
             shown = replace(head, tools=self.environments.tools or head.tools)
             yield replace(prompt, messages=(shown, *others))
 
@@ -200,9 +210,9 @@ class EpisodeEngine:
         self,
         episodes: Sequence[_Episode],
         replies: Mapping[int, Drawn],
-    ) -> dict[int, Ids]:
-        """Append a reply to each episode, and what its environment says to it: the ids of that, for
-        those that go on.
+    ) -> list[int]:
+        """Append a reply to each episode, and what its environment says to it; the numbers of those
+        that go on.
         """
         messages: dict[int, Message] = {}
         answers: dict[int, Turn | str] = {}
@@ -217,19 +227,19 @@ class EpisodeEngine:
                 messages[number] = self._read(episode)
             except DataError as error:  # for the policy to read
                 episode.unread += 1
-                episode.turns += (Message("assistant", episode.text),)
+                episode.talk += (Message("assistant", episode.text),)
                 fault = json.dumps({"error": str(error)})
                 answers[number] = Turn((Message(self._complainer, fault),))
         for number, message in messages.items():
-            episodes[number].turns += (message,)
+            episodes[number].talk += (message,)
             episodes[number].calls += len(message.tool_calls)
         answers |= self.environments.step(messages)
-        ids = {number: self._go_on(episodes[number], answers[number]) for number in replies}
-        return {number: words for number, words in ids.items() if words}
+        return [number for number in replies if self._go_on(episodes[number], answers[number])]
 
     def _room(self, episode: _Episode) -> int:
         """Tokens that an episode may still have."""
-        return min(self.limits.tokens, self.context_length - len(episode.start)) - len(episode.ids)
+        most = min(len(episode.start) + self.limits.tokens, self.context_length)
+        return most - len(episode.context)
 
     def _read(self, episode: _Episode) -> Message:
         """The last reply as a message. One that was cut calls nothing.
@@ -243,11 +253,11 @@ class EpisodeEngine:
         before = (episode.start + episode.ids[:first])[-BEGINNING:]
         return self.calls.read(before, episode.ids[first:stop], episode.calls)
 
-    def _go_on(self, episode: _Episode, answer: Turn | str) -> Ids:
-        """Append what the environment said, or end the episode; the appended ids."""
+    def _go_on(self, episode: _Episode, answer: Turn | str) -> bool:
+        """Append what the environment said, or end the episode; True if it goes on."""
         if isinstance(answer, str):
             episode.fail(answer)
-            return ()
+            return False
         if answer.reward is not None:
             episode.rewards += ((len(episode.ids) - 1, answer.reward),)
         episode.over = answer.done
@@ -256,19 +266,39 @@ class EpisodeEngine:
         if episode.end is None and len(episode.spans) >= self.limits.turns:
             episode.end = StopReason.TURNS
         if episode.end is not None:
-            return ()
-        calls = [json.loads(call) for call in episode.turns[-1].tool_calls]
+            return False
+        calls = [json.loads(call) for call in episode.talk[-1].tool_calls]
         try:
             ids = self.bridge.after(episode.ids[-1], calls, answer.messages)
         except DataError as error:
             episode.fail(str(error))
-            return ()
-        if len(ids) >= self._room(episode):
+            return False
+        before = episode.ids, episode.forks
+        talk = (*episode.talk, *answer.messages)
+        anew = self._rewritten(episode.context + ids, talk)
+        episode.forks += (len(episode.ids),) * bool(anew)
+        episode.ids += anew or ids
+        if self._room(episode) <= 0:
+            episode.ids, episode.forks = before
             episode.end = StopReason.FULL
+            return False
+        episode.talk = talk
+        return True
+
+    def _rewritten(self, row: Ids, talk: Conversation) -> Ids:
+        """The template's own ids of a conversation that `row` spells otherwise; none where it does
+        not, or the template refuses the replies.
+        """
+        if self.limits.history == "sampled":
             return ()
-        episode.ids += ids
-        episode.turns += answer.messages
-        return ids
+        with suppress(DataError):
+            anew = self.encoder.prompt(talk)
+            one, other = (
+                self.encoder.tokenizer.decode([*ids], skip_special_tokens=False)
+                for ids in (row, anew)
+            )
+            return anew if one != other else ()
+        return ()
 
     @cached_property
     def _complainer(self) -> ChatRole:
@@ -294,8 +324,9 @@ class EpisodeEngine:
             sampling,
             episode.prompt,
             spans=episode.spans,
+            forks=episode.forks,
             opening=opened_by(self.encoder.decode(episode.start[-OPENING:])),
-            turns=episode.turns,
+            turns=episode.talk[episode.shown :],
             outcome=episode.outcome,
             failure=episode.failure,
         )

@@ -8,6 +8,7 @@ beginning in their prefix cache.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -42,8 +43,9 @@ class Talk(Protocol):
         """The first reply of each."""
         ...
 
-    def go_on(self, words: Mapping[int, Ids], ordinals: Mapping[int, int]) -> dict[int, Drawn]:
-        """The next reply of some, once these ids follow on what they have; the others are over.
+    def go_on(self, rows: Mapping[int, Ids], ordinals: Mapping[int, int]) -> dict[int, Drawn]:
+        """The next reply of some, each behind the ids of its whole conversation; the others are
+        over.
 
         Args:
             ordinals: for the counters of the draws, as in `TokenEngine.draw`.
@@ -63,35 +65,34 @@ def talk_with(
     """Conversations that begin with rows of prompt ids.
 
     Args:
-        room: tokens that a conversation may have behind its prompt.
+        room: tokens that a conversation may have behind its prompt; 0: what it had before may
+            change.
     """
-    if isinstance(engine, LocalEngine) and engine.in_step is None:
+    if room and isinstance(engine, LocalEngine) and engine.in_step is None:
         count = len(rows) * num_samples
         capacity = max(map(len, rows)) + room + 1
         if rows_that_fit(engine.role.causal_model, capacity, count, engine.allowed) == count:
             return _KeptTalk(engine, rows, list(ordinals), sampling, num_samples, seed, capacity)
-    return _ReadTalk(engine, rows, ordinals, sampling, num_samples, seed)
+    return _ReadTalk(
+        engine=engine,
+        prompts=rows,
+        ordinals=ordinals,
+        sampling=sampling,
+        num_samples=num_samples,
+        seed=seed,
+    )
 
 
+@dataclass(kw_only=True)
 class _ReadTalk:
     """Conversations that the engine reads anew for every turn."""
 
-    def __init__(
-        self,
-        engine: TokenEngine,
-        rows: list[Ids],
-        ordinals: Sequence[int],
-        sampling: Sampling,
-        num_samples: int,
-        seed: int,
-    ) -> None:
-        self.engine = engine
-        self.prompts = rows
-        self.ordinals = ordinals
-        self.sampling = sampling
-        self.num_samples = num_samples
-        self.seed = seed
-        self.ids = [row for row in rows for _ in range(num_samples)]
+    engine: TokenEngine
+    prompts: list[Ids]
+    ordinals: Sequence[int]
+    sampling: Sampling
+    num_samples: int
+    seed: int
 
     def begin(self) -> list[Drawn]:
         drawn = self.engine.draw(
@@ -101,18 +102,12 @@ class _ReadTalk:
             self.num_samples,
             self.seed,
         )
-        replies = [reply for group in drawn for reply in group]
-        self.ids = [ids + reply.ids for ids, reply in zip(self.ids, replies, strict=True)]
-        return replies
+        return [reply for group in drawn for reply in group]
 
-    def go_on(self, words: Mapping[int, Ids], ordinals: Mapping[int, int]) -> dict[int, Drawn]:
-        rows = [self.ids[number] + ids for number, ids in words.items()]
-        places = [ordinals[number] for number in words]
-        drawn = self.engine.draw(rows, places, self.sampling, 1, self.seed)
-        replies = {number: reply for number, (reply,) in zip(words, drawn, strict=True)}
-        for (number, reply), row in zip(replies.items(), rows, strict=True):
-            self.ids[number] = row + reply.ids
-        return replies
+    def go_on(self, rows: Mapping[int, Ids], ordinals: Mapping[int, int]) -> dict[int, Drawn]:
+        places = [ordinals[number] for number in rows]
+        drawn = self.engine.draw([*rows.values()], places, self.sampling, 1, self.seed)
+        return {number: reply for number, (reply,) in zip(rows, drawn, strict=True)}
 
 
 class _KeptTalk(SlotDecoding):
@@ -129,15 +124,13 @@ class _KeptTalk(SlotDecoding):
         return [reply for _, reply in sorted(self._replies().items())]
 
     @torch.no_grad()
-    def go_on(self, words: Mapping[int, Ids], ordinals: Mapping[int, int]) -> dict[int, Drawn]:
-        slots = {number: self.owner.index(number) for number in words}
-        outside = [slot for slot in slots.values() if slot >= len(words)]
-        inside = [slot for slot in range(len(words)) if self.owner[slot] not in words]
+    def go_on(self, rows: Mapping[int, Ids], ordinals: Mapping[int, int]) -> dict[int, Drawn]:
+        outside = [slot for slot in map(self.owner.index, rows) if slot >= len(rows)]
+        inside = [slot for slot in range(len(rows)) if self.owner[slot] not in rows]
         self._move(outside, inside)
-        self.rows = len(words)
+        self.rows = len(rows)
         numbers = self.owner[: self.rows]
-        last = [self.responses[row][-1][0] for row in range(self.rows)]
-        self._feed([(stop, *words[number]) for stop, number in zip(last, numbers, strict=True)])
+        self._feed([rows[number][self.cached[row] :] for row, number in enumerate(numbers)])
         positions = torch.arange(self.sampling.max_new_tokens, device=self.device)
         places = self._sent([ordinals[number] for number in numbers])[:, None]
         grid = positions.expand(self.rows, -1)

@@ -5,6 +5,7 @@ of an episode.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 from pydantic import Field
 
@@ -33,6 +34,11 @@ class EpisodeLimits(Config):
         default=2048,
         ge=1,
         description="of an episode's replies and of what is said between them, at most",
+    )
+    history: Literal["sampled", "template"] = Field(
+        default="sampled",
+        description="earlier replies as they were sampled, or as the chat template writes them; where "
+        "it writes other ones, the episode goes on in a new segment",
     )
 
 

@@ -332,11 +332,15 @@ def sample_metrics(rollouts: Sequence[Rollout], scores: Sequence[Score]) -> Metr
         "response/distinct_2": distinct(rollouts),
     }
     if episodes := [rollout.outcome.parts for rollout in rollouts if rollout.outcome]:
-        turns, unread = (
+        turns, unread, segments = (
             statistics.fmean(parts[name] for parts in episodes)
-            for name in ("turns", "unread_calls")
+            for name in ("turns", "unread_calls", "segments")
         )
-        metrics |= {"episode/turns": turns, "episode/unread_calls": unread / turns}
+        metrics |= {
+            "episode/turns": turns,
+            "episode/unread_calls": unread / turns,
+            "episode/segments": segments,
+        }
     return metrics
 
 

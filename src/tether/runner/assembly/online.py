@@ -131,7 +131,7 @@ def episodes_of(section: SamplingSection, engine: TokenEngine, loaded: LoadedMod
         environments_of(config),
         encoder_of(loaded),
         config,
-        loaded.context_length,
+        context_length=loaded.context_length,
     )
 
 

@@ -363,6 +363,7 @@ def _row(chosen: Rollout, rejected: Rollout, **scores: float) -> Json:
         "prompt_ids": chosen.prompt_ids,
         **{f"{name}_ids": side.response_ids for name, side in sides.items()},
         **{f"{name}_spans": side.spans for name, side in sides.items() if len(side.spans) > 1},
+        **{f"{name}_forks": side.forks for name, side in sides.items() if side.forks},
     }
 
 
@@ -372,6 +373,7 @@ def _ranking(row: Json, encoder: ChatEncoder, limit: Limit) -> Ranking:
             tuple(row["prompt_ids"]),
             tuple(row[f"{name}_ids"]),
             row.get(f"{name}_spans", ()),
+            row.get(f"{name}_forks", ()),
         )
         for name in ("chosen", "rejected")
     ]
