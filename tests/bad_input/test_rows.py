@@ -239,6 +239,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("rated_steps", {"steps": [{"text": "x", "rating": 0.5}]}, "unreadable rating: 0.5"),
     ("function_calls", {"answers": [{"name": 5}]}, "unreadable tool call: in column answers"),
     ("function_calls", {"answers": []}, "not a message"),
+    ("openenv", {"sequences": [{"role": "agent", "node_ids": ["b"]}]}, "unreadable capture: a path has no 'b'"),
     ("squad", {"answers": {"text": []}}, "no answer: answers.text is an empty list"),
     ("answered_messages", {"ground_truth": " "}, "no final answer: column ground_truth is empty"),
     ("inputs_targets", {"targets": ""}, "empty response"),

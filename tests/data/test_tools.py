@@ -14,7 +14,7 @@ from tether.core.types import Demonstration, Message, assistant, user
 from tether.data.chat import ChatEncoder
 from tether.data.formats.registry import format_named, kind_reader
 from tether.data.rows import turn_rows, turns_of, write_rows
-from tether.data.sources import read
+from tether.data.sources import Quarantine, read
 from tether.data.templates import PLAIN_TEMPLATE
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
@@ -162,6 +162,61 @@ def test_a_file_is_read_and_its_bad_row_set_aside(tmp_path):
         demonstration().messages[1].tool_calls,
     ] * 2
     assert json.loads(records[0].messages[0].tools) == [SCHEMA]
+
+
+CAPTURE = Path(__file__).with_name("openenv_capture.jsonl")
+"""Two calls of a tool with their answers, a reply that was thrown away, and a title by another call
+without tools: `export_session(include_messages=True)` of openenv 0.10.0 for calls that we made up.
+"""
+
+
+def test_a_capture_of_openenv_is_the_conversation_of_its_agent(tmp_path):
+    quarantine = Quarantine(tmp_path / "left.jsonl")
+    (record,) = read(CAPTURE, Demonstration, quarantine=quarantine)
+    assert [(turn.role, turn.spoken) for turn in record.messages] == [
+        ("system", "You look things up."),
+        ("user", "Rain in Bern?"),
+        ("assistant", 'rain({"city": "Bern"})'),
+        ("tool", "3 mm"),
+        ("assistant", 'Now Chur.\nrain({"city": "Chur"})'),
+        ("tool", "0 mm"),
+        ("assistant", "Bern is wet, Chur is dry."),
+    ]
+    (tool,) = json.loads(record.messages[0].tools)
+    assert tool["function"]["name"] == "rain"
+    assert pieces(encoder().conversation(record.messages), encoder().tokenizer)[-1] == (
+        "Bern is wet, Chur is dry.<|end|>"
+    )
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda row: [turn.pop("request_messages") for turn in row["turns"]],
+        lambda row: row["turns"].clear(),
+        lambda row: row.update(turns=["text"]),
+        lambda row: [path.pop("node_ids") for path in row["sequences"]],
+        lambda row: row.update(sequences=[3]),
+        lambda row: row["turns"][3].update(request_messages=None),
+        lambda row: row["turns"][3].update(response_message=None),
+    ],
+)
+def test_a_capture_without_messages_is_refused(spoil):
+    row = json.loads(CAPTURE.read_text())
+    spoil(row)
+    results = [*kind_reader(format_named("openenv"), Demonstration, "here", [row])(row)]
+    assert results and all(isinstance(one, DataError) for one in results)
+    assert "include_messages" in str(results[0])
+
+
+def test_what_apis_write_beside_a_message_changes_nothing():
+    turns = [
+        TURNS[0] | {"content": [{"type": "text", "text": TURNS[0]["content"]}]},
+        TURNS[1] | {"refusal": None, "annotations": [], "audio": None, "function_call": None},
+        TURNS[2],
+        TURNS[3] | {"finish_reason": "stop"},
+    ]
+    assert demonstration(turns, parallel_tool_calls=False).messages == demonstration().messages
 
 
 def test_calls_survive_being_written_down():

@@ -6,6 +6,7 @@ prompts alone.
 - prompt and response: https://huggingface.co/docs/trl/dataset_formats#prompt-completion
 - Alpaca: https://github.com/tatsu-lab/stanford_alpaca
 - Dolly: https://huggingface.co/datasets/databricks/databricks-dolly-15k
+- OpenEnv's captures: https://github.com/huggingface/OpenEnv
 - self-instruct: https://github.com/yizhongw/self-instruct
 - AlpacaEval's instructions: https://github.com/tatsu-lab/alpaca_eval
 - MT-bench: https://github.com/lm-sys/FastChat/tree/main/fastchat/llm_judge,
@@ -205,6 +206,30 @@ def read_turns(row: Row) -> Prompt:
         (user(questions[0]),),
         metadata={"later_turns": tuple(questions[1:])},
     )
+
+
+def read_capture(row: Row) -> Iterator[Demonstration | DataError]:
+    """OpenEnv's record of a rollout, a graph of calls of a model: each path of the agent, as its last
+    call has it.
+    """
+    calls = values.listed_in(row, "turns")
+    leave_out(row, "turns off the agent's paths")
+
+    def one(path: Row) -> Demonstration:
+        try:
+            if path["role"] != "agent":
+                raise LeftOutError("no path of the agent: a retry, or another program's call")
+            call = {call["node_id"]: call for call in calls}[path["node_ids"][-1]]
+            reply = {"role": "assistant", **call["response_message"]}
+            messages = [*call["request_messages"], reply]
+            messages[0] = {**messages[0], "tools": call["request_tools"]}
+        except (LookupError, TypeError) as error:
+            raise DataError(
+                f"unreadable capture: a path has no {error}; include_messages writes all",
+            ) from error
+        return read_conversation({"messages": messages})
+
+    yield from fields.attempt(one, values.listed_in(row, "sequences"))
 
 
 def read_self_instruct(row: Row) -> Iterator[Demonstration | DataError]:

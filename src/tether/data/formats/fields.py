@@ -63,9 +63,9 @@ _MESSAGES = re.compile(r"""[\s\ufeff]*(\[\s*)?\{\s*['"](role|content|from|value)
 
 
 def unfolded(rest: Json) -> Json:
-    """Unread columns, as metadata: a column `metadata` is unfolded into them."""
+    """Unread columns, as metadata: a column `metadata` is unfolded into them, unless names meet."""
     inner = rest.get("metadata")
-    if not isinstance(inner, Mapping):
+    if not isinstance(inner, Mapping) or inner.keys() & rest.keys():
         return rest
     return {**inner, **{name: value for name, value in rest.items() if name != "metadata"}}
 
