@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -106,6 +107,22 @@ def test_an_episode_is_what_the_template_writes_of_the_conversation():
         ends = [stop - 1 for _, stop in rollout.spans]
         assert rollout.outcome.steps == tuple((end, 1.0) for end in ends)
     assert [len(rows) for rows in script.rows] == [2, 4, 4]
+
+
+def test_arguments_of_a_row_hold_between_its_replies():
+    template = (
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{{ mood | default('') }}{% endif %}"
+    )
+    one, two = (
+        Prompt((replace(user("a"), template=json.dumps({"mood": mood})),))
+        for mood in ("calm", "wild")
+    )
+    engine, _ = episodes(Echo, "a", "b", "c", template=template)
+    for group, mood in zip(engine.generate([one, two], SAMPLING), ("calm", "wild"), strict=True):
+        (rollout,) = group.rollouts
+        read = engine.encoder.tokenizer.decode(rollout.prompt_ids + rollout.response_ids)
+        assert read.count(f"<|assistant|>{mood}") == read.count("<|assistant|>") == 3
 
 
 def test_draws_of_two_episodes_or_turns_never_have_the_same_counter():

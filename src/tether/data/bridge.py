@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import takewhile
 
 from tether.core.errors import DataError
@@ -32,7 +33,13 @@ class TurnBridge:
         self.encoder = encoder
         self.question = Message("user", "a", tools=tools)
 
-    def after(self, last: int, calls: Sequence[Json], turns: Conversation) -> tuple[int, ...]:
+    def after(
+        self,
+        last: int,
+        calls: Sequence[Json],
+        turns: Conversation,
+        template: str = "",
+    ) -> tuple[int, ...]:
         """The ids between a sampled reply and the next one: what the environment says, and the
         beginning of the next reply.
 
@@ -41,40 +48,39 @@ class TurnBridge:
                 the turn comes first.
             calls: the functions that the reply calls, in OpenAI's format with their ids.
             turns: of the environment, at least one.
+            template: the arguments of the chat template for this conversation, as
+                `Message.template` has them.
 
         Raises:
             DataError: the template refuses these turns, leaves one out, or has no mark between a
                 reply and them.
         """
-        behind = self._behind(calls, turns)
+        question = replace(self.question, template=template)
+        behind = self._behind(question, calls, turns)
         limit = _first_place(behind, turns)
         ended = last in self.encoder.stop_ids
         text = self._without_end(behind, limit) if ended else behind
         word = self.encoder.tokenizer.decode([last], skip_special_tokens=False)
         return tuple(self.encoder.continued(word, text))
 
-    def _behind(self, calls: Sequence[Json], turns: Conversation) -> str:
+    def _behind(self, question: Message, calls: Sequence[Json], turns: Conversation) -> str:
         """The text of the template behind the words of a reply, or behind the last value of its
         last call.
         """
+        chat = self.encoder.chat
         if calls:  # of a template that knows none, what follows on a reply
-            one, other = (
-                self.encoder.chat.if_taken(talk, waiting=True) for talk in self._talks(calls, turns)
-            )
+            talks = [(question, _reply(word, calls), *turns) for word in _WORDS]
+            one, other = (chat.if_taken(talk, waiting=True) for talk in talks)
             if one and other and one != other:
                 return common_end(one, other)
-        one, other = (
-            self.encoder.chat.render(talk, waiting=True) for talk in self._talks((), turns)
-        )
+        talks = [(question, _reply(word, ()), *turns) for word in _WORDS]
+        one, other = (chat.render(talk, waiting=True) for talk in talks)
         if one == other:
             raise DataError(
                 "the chat template leaves out earlier replies; set model.chat_template to one that "
                 "keeps them",
             )
         return common_end(one, other)
-
-    def _talks(self, calls: Sequence[Json], turns: Conversation) -> list[Conversation]:
-        return [(self.question, _reply(word, calls), *turns) for word in _WORDS]
 
     def _without_end(self, behind: str, limit: int) -> str:
         """The text behind the mark that ends a reply, which was sampled.

@@ -8,62 +8,20 @@ guessed: what the chat template writes for a reply with a call must be read as t
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
 from tether.core.errors import DataError
 from tether.core.thoughts import opened_by
-from tether.core.types import Json, JsonValue, Message, user
+from tether.core.types import Json, JsonValue, Message, Rollout, user
 from tether.data.chat import ChatEncoder
 
-THOUGHT: Json = {"open": "<think>", "close": "</think>", "content": "text"}
-_CALLED: Json = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
-WRITINGS: tuple[Json, ...] = (
-    {  # Qwen 2.5 and 3, Hermes, tether's own template: JSON between marks
-        "open": "<tool_call>",
-        "close": "</tool_call>",
-        "content": "json",
-        "transform": {"type": "function", "function": "{content}"},
-    },
-    {  # Qwen 3.5 and its kin: a mark for each argument
-        "open_pattern": r"<tool_call>\s*<function=(?P<name>[^>\n]+)>",
-        "close_pattern": r"</function>\s*</tool_call>",
-        "content": "xml-inline",
-        "content_args": {
-            "tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>",
-        },
-        "transform": _CALLED,
-    },
-    {  # Llama 3: the reply is one call
-        "open_pattern": r'\{"name":\s*"(?P<name>[^"]+)",\s*"parameters":\s*',
-        "close_pattern": r"\}(?=<\|eo[tm]_id\|>|\Z)",
-        "content": "json",
-        "transform": _CALLED,
-    },
-    {  # gpt-oss: a message to the function
-        "open_pattern": r"to=functions\.(?P<name>[^\s<]+)[^{]*<\|message\|>",
-        "close_pattern": r"(?=<\|call\|>|\Z)",
-        "content": "json",
-        "transform": _CALLED,
-    },
-)
-"""Ways in which families of models write calls, as fields of response templates."""
-_TOOLS = """[{
-    "type": "function",
-    "function": {
-        "name": "rain",
-        "description": "Millimetres of rain.",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"type": "string", "description": "A city."}},
-            "required": ["city"]
-        }
-    }
-}]"""
-_CALL: Json = {
-    "id": "abcdefgh0",
-    "type": "function",
-    "function": {"name": "rain", "arguments": {"city": "Bern"}},
-}
+_TABLE: Json = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_TOOLS = _TABLE["tools"]
+BEGINNING = 64
+"""Tokens before a reply that hold the beginning of its turn."""
 OPENING = 16
 """Characters of a prompt that begin a reply, where a template writes no more behind the question."""
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -90,7 +48,7 @@ class Calls:
             raise DataError(
                 f"{error}. For models of the ChatML family, chatml-tools is one",
             ) from None
-        reply = Message("assistant", "", tool_calls=(json.dumps(_CALL),))
+        reply = Message("assistant", "", tool_calls=(_TABLE["call"],))
         probe = encoder.chat.reply((question,), reply)
         fitting = (one for one in _templates(encoder) if _reads(encoder, one, *probe))
         template = next(fitting, None)
@@ -107,7 +65,7 @@ class Calls:
         """A sampled reply as a message.
 
         Args:
-            prompt: the ids before it; the beginning of its turn is enough.
+            prompt: the ids before it; the last BEGINNING are read.
             number: of the calls before it in the episode; calls get ids by their number.
 
         Raises:
@@ -116,7 +74,7 @@ class Calls:
         """
         before, text = (
             self.encoder.tokenizer.decode([*ids], skip_special_tokens=False)
-            for ids in (prompt, reply)
+            for ids in (prompt[-BEGINNING:], reply)
         )
         row = _parsed(self.encoder, self.template, before, text, self.tools)
         calls = [
@@ -129,6 +87,12 @@ class Calls:
             tool_calls=tuple(map(json.dumps, calls)),
             reasoning=str(row.get("reasoning_content") or row.get("thinking") or ""),
         )
+
+    def called(self, rollout: Rollout) -> bool:
+        """True if a sampled reply has calls, and all of them can be read."""
+        with suppress(DataError):
+            return bool(self.read(rollout.prompt_ids, rollout.response_ids, 0).tool_calls)
+        return False
 
 
 def _function(call: JsonValue) -> Json:
@@ -154,9 +118,9 @@ def _templates(encoder: ChatEncoder) -> Iterator[Json]:
         "repeats": True,
         "join": "",
     }
-    for calls in WRITINGS:
+    for calls in _TABLE["writings"]:
         several = {**calls, "repeats": True}
-        fields = {"reasoning_content": THOUGHT, "tool_calls": several, "content": content}
+        fields = {"reasoning_content": _TABLE["thought"], "tool_calls": several, "content": content}
         yield {
             "defaults": {"role": "assistant"},
             "start_anchor": _generation_prompt(encoder),
@@ -181,7 +145,10 @@ def _reads(encoder: ChatEncoder, template: Json, before: str, text: str) -> bool
     except DataError:
         return False
     functions = [call.get("function") for call in row.get("tool_calls") or ()]
-    return functions == [_CALL["function"]] and not str(row.get("content") or "").strip()
+    return (
+        functions == [json.loads(_TABLE["call"])["function"]]
+        and not str(row.get("content") or "").strip()
+    )
 
 
 def _parsed(encoder: ChatEncoder, template: Json, before: str, text: str, tools: str) -> Json:

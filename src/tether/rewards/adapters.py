@@ -272,11 +272,6 @@ class Verifiers:
             yield weight * sum(scores.values())
 
 
-def _has_tools(one: object) -> bool:
-    columns = [p for p in _arguments(one, "reset").values() if p.kind is p.VAR_KEYWORD]
-    return bool(columns) or not hasattr(one, "step")
-
-
 METHODS: Mapping[str, Callable[[Foreign], Foreign]] = {
     "score_answer": ReasoningGym,
     "load": Verifiers,
@@ -294,9 +289,13 @@ def adapted(environment: Foreign) -> Foreign:
             return kind(environment)
     if "timeout_s" in _arguments(environment, "step"):
         return OpenEnv(OpenEnvHere(environment))
-    if "seed" in _arguments(environment, "reset"):
+    given = _arguments(environment, "reset")
+    if "seed" in given:
         return Gymnasium(environment)
-    return ToolClass(environment) if _has_tools(environment) else environment
+    takes_columns = any(p.kind is p.VAR_KEYWORD for p in given.values())
+    return (
+        ToolClass(environment) if takes_columns or not hasattr(environment, "step") else environment
+    )
 
 
 def takes_task(make: Maker) -> bool:

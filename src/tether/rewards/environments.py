@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Protocol, TypeVar
 
 from tether.core.errors import STOPS, DataError, error_words
 from tether.core.protocols import Turn
@@ -24,7 +24,7 @@ from tether.core.types import (
     Rollout,
     Score,
 )
-from tether.rewards.adapters import Maker, fresh, maker_of, takes_task
+from tether.rewards.adapters import Foreign, Maker, fresh, maker_of, takes_task
 from tether.rewards.calling import settled, title_of
 from tether.rewards.parts import RewardParts
 from tether.rewards.processes import EnvironmentProcesses
@@ -44,25 +44,13 @@ class UserEnvironment(Protocol):
     `reset` gets the columns of the task's row, with its messages as `prompt`, and returns the messages
     that the first reply answers, a text for one more user turn, or None for the prompt as it is.
     `step` gets a reply, a message with its `tool_calls` if it has some, and returns messages or a
-    text, a reward or None, and whether the episode is over.
+    text, a reward or None, and whether the episode is over. One that holds something (a connection,
+    a process, a window) also has `close`. One that can say what an episode is worth that a limit
+    ended has `finish`.
     """
 
     def reset(self, task: Json) -> JsonValue: ...
     def step(self, message: Json) -> tuple[JsonValue, float | None, bool]: ...
-
-
-@runtime_checkable
-class Closing(Protocol):
-    """An environment that holds something: a connection, a process, a window."""
-
-    def close(self) -> object: ...
-
-
-@runtime_checkable
-class Finishing(Protocol):
-    """An environment that can say what an episode is worth that a limit ended."""
-
-    def finish(self) -> float | None: ...
 
 
 @dataclass(kw_only=True)
@@ -95,11 +83,11 @@ class _Player:
     def finish(self) -> float | None:
         """The reward of an episode that a limit ended, if its environment has one."""
         environment = self._ready()
-        if not isinstance(environment, Finishing):
+        if not hasattr(environment, "finish"):
             return None
         return finite_reward(settled(environment.finish()))
 
-    def _ready(self) -> UserEnvironment:
+    def _ready(self) -> Foreign:
         """The environment; a fresh one is led to where the one that failed was.
 
         Raises:
@@ -151,7 +139,7 @@ class EnvironmentThreads:
 
     def end(self, cut: Sequence[int] = ()) -> dict[int, float | str | None]:
         rewards = self._tried({number: lambda n=number: self.players[n].finish() for number in cut})
-        _close([player.environment for player in self.players.values()])
+        _close(*(player.environment for player in self.players.values()))
         self.players = {}
         return rewards
 
@@ -160,11 +148,9 @@ class EnvironmentThreads:
         results: dict[int, T | str] = {}
         for _ in range(1 + self.retries):
             left = {n: call for n, call in calls.items() if isinstance(results.get(n, ""), str)}
-            if not left:
-                break
             for number in left if results else ():
                 old = self.players[number]
-                _close([old.environment])
+                _close(old.environment)
                 self.players[number] = replace(old, environment=None)
             results |= self._made(left)
         return results
@@ -201,10 +187,10 @@ def _settle(future: Future[T], call: Callable[[], T]) -> None:
         future.set_exception(error)
 
 
-def _close(environments: Sequence[object]) -> None:
+def _close(*environments: Foreign) -> None:
     """Start the `close` of each environment that has one, without waiting for its end."""
     for one in environments:
-        if isinstance(one, Closing):
+        if hasattr(one, "close"):
             threading.Thread(target=_settle, args=(Future(), one.close), daemon=True).start()
 
 
@@ -300,7 +286,7 @@ def environments_of(config: EnvironmentConfig) -> EnvironmentThreads:
     make = maker_of(config)
     example = make if takes_task(make) else fresh(make, {})
     tools = tuple(example.tools) if hasattr(example, "tools") else ()
-    _close([example])
+    _close(example)
     return EnvironmentThreads(
         EnvironmentProcesses(make, config) if config.processes else make,
         schemas(tools) if tools else "",

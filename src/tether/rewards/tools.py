@@ -76,12 +76,12 @@ class ToolEnvironment:
         return [self._answer(call) for call in calls], None, not calls
 
     def _answer(self, call: Json) -> Json:
-        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        function = call["function"]
         return {
             "role": "tool",
-            "name": name,
+            "name": function["name"],
             "tool_call_id": call["id"],
-            "content": self._result(name, arguments),
+            "content": self._result(**function),
         }
 
     def _result(self, name: str, arguments: Mapping[str, JsonValue]) -> str:

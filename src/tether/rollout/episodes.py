@@ -35,8 +35,6 @@ from tether.rollout.drawn import OPENING, Drawn, Ids, encode_prompts
 from tether.rollout.talk import TokenEngine, talk_with
 from tether.settings.environment import EpisodeLimits
 
-BEGINNING = 64
-"""Tokens before a reply that hold the beginning of its turn."""
 SAMPLES, TURNS = 1 << 12, 1 << 12
 """More than the samples of a task, and the turns of an episode."""
 _COMPLAINERS: tuple[ChatRole, ...] = ("tool", "user")
@@ -203,7 +201,8 @@ class EpisodeEngine:
                 elif result != opening:
                     episodes[number].failure = "the environment begins one task in several ways"
             head, *others = opening
-            shown = replace(head, tools=self.environments.tools or head.tools)
+            tools, template = self.environments.tools, prompt.messages[0].template
+            shown = replace(head, tools=tools or head.tools, template=template)
             yield replace(prompt, messages=(shown, *others))
 
     def _take(
@@ -224,15 +223,16 @@ class EpisodeEngine:
                 answers[number] = episode.failure
                 continue
             try:
-                messages[number] = self._read(episode)
+                message = self._read(episode)
             except DataError as error:  # for the policy to read
                 episode.unread += 1
                 episode.talk += (Message("assistant", episode.text),)
                 fault = json.dumps({"error": str(error)})
                 answers[number] = Turn((Message(self._complainer, fault),))
-        for number, message in messages.items():
-            episodes[number].talk += (message,)
-            episodes[number].calls += len(message.tool_calls)
+            else:
+                messages[number] = message
+                episode.talk += (message,)
+                episode.calls += len(message.tool_calls)
         answers |= self.environments.step(messages)
         return [number for number in replies if self._go_on(episodes[number], answers[number])]
 
@@ -250,7 +250,7 @@ class EpisodeEngine:
         if self.calls is None or episode.end is not None:
             return Message("assistant", episode.text)
         first, stop = episode.spans[-1]
-        before = (episode.start + episode.ids[:first])[-BEGINNING:]
+        before = episode.start + episode.ids[:first]
         return self.calls.read(before, episode.ids[first:stop], episode.calls)
 
     def _go_on(self, episode: _Episode, answer: Turn | str) -> bool:
@@ -269,7 +269,8 @@ class EpisodeEngine:
             return False
         calls = [json.loads(call) for call in episode.talk[-1].tool_calls]
         try:
-            ids = self.bridge.after(episode.ids[-1], calls, answer.messages)
+            template = episode.talk[0].template
+            ids = self.bridge.after(episode.ids[-1], calls, answer.messages, template)
         except DataError as error:
             episode.fail(str(error))
             return False

@@ -7,8 +7,9 @@ beginning in their prefix cache.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -73,36 +74,21 @@ def talk_with(
         capacity = max(map(len, rows)) + room + 1
         if rows_that_fit(engine.role.causal_model, capacity, count, engine.allowed) == count:
             return _KeptTalk(engine, rows, list(ordinals), sampling, num_samples, seed, capacity)
-    return _ReadTalk(
-        engine=engine,
-        prompts=rows,
-        ordinals=ordinals,
-        sampling=sampling,
-        num_samples=num_samples,
-        seed=seed,
-    )
+    first = partial(engine.draw, rows, ordinals, sampling, num_samples, seed)
+    return _ReadTalk(engine, sampling, seed, first)
 
 
-@dataclass(kw_only=True)
+@dataclass
 class _ReadTalk:
     """Conversations that the engine reads anew for every turn."""
 
     engine: TokenEngine
-    prompts: list[Ids]
-    ordinals: Sequence[int]
     sampling: Sampling
-    num_samples: int
     seed: int
+    first: Callable[[], list[list[Drawn]]]
 
     def begin(self) -> list[Drawn]:
-        drawn = self.engine.draw(
-            self.prompts,
-            self.ordinals,
-            self.sampling,
-            self.num_samples,
-            self.seed,
-        )
-        return [reply for group in drawn for reply in group]
+        return [reply for group in self.first() for reply in group]
 
     def go_on(self, rows: Mapping[int, Ids], ordinals: Mapping[int, int]) -> dict[int, Drawn]:
         places = [ordinals[number] for number in rows]

@@ -4,6 +4,7 @@ verdicts.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,8 @@ import torch
 
 from tether.core.errors import DataError
 from tether.core.rundir import RunDirectory, write_json
-from tether.core.types import Feedback, Json
+from tether.core.types import Demonstration, Feedback, Json, Prompt, Sampling
+from tether.data.calls import Calls
 from tether.models.carried import Rounding, merged_weights, settle
 from tether.models.loading import LoadedModel, save_model, weights_digest
 from tether.models.quantized import dequantized
@@ -23,6 +25,7 @@ from tether.runner.assembly.manifest import stage_model
 from tether.runner.assembly.roles import (
     encoder_of,
     frozen_model,
+    local_engine,
     new_role,
     reward_role,
     save_trained,
@@ -40,6 +43,10 @@ MERGE_LOSES = 0.05
 """Share of fine-tuning's gain that a merge may lose before a note says so."""
 MERGE_HOLDS = 0.99
 """Share of a merged change that rounded weights have to hold, or a note says so."""
+CALLED, CALL_TOKENS = 64, 256
+"""Prompts of demonstrated calls that are tried after fine-tuning, and tokens of a reply to them."""
+CALLS_NEEDED = 0.95
+"""Share of these replies with a call that can be read, or a note says what will follow."""
 
 
 def train(
@@ -57,6 +64,8 @@ def train(
     if isinstance(stage, SFT):
         merged = _save_merged(stage.role, loaded, job, run, ranks)
         summary = {**summary, **_loss_of_merged(stage, merged, summary, loaded)}
+        if ranks.size == 1:
+            summary |= _calls_read(merged, rows, loaded, job.seed)
     elif isinstance(job.settings, ProcessSection):
         save_trained(stage.role, loaded, run.path / "model", kind="process")
         write_json(run.path / "model" / "steps.json", {"delimiters": job.settings.delimiters})
@@ -178,3 +187,44 @@ def _loss_of_merged(stage: SFT, merged: Role, summary: Json, loaded: LoadedModel
             "= false or name other sft.lora.targets, or set model.dtype = 'float32'",
         )
     return {"eval_loss_merged": loss}
+
+
+def _calls_read(
+    role: Role,
+    rows: Sequence[Demonstration],
+    loaded: LoadedModel,
+    seed: int,
+) -> Json:
+    """The share of sampled replies with a call that can be read, where the demonstrated ones call.
+
+    Reinforcement learning on calls that cannot be read comes to nothing: ReTool#10.
+    """
+    prompts = [
+        Prompt(row.messages[:place])
+        for row in rows
+        for place, turn in enumerate(row.messages)
+        if turn.tool_calls and row.messages[0].tools
+    ][:CALLED]
+    if not prompts:
+        return {}
+    engine = local_engine(role, loaded)
+    try:
+        groups = engine.generate(prompts, Sampling(CALL_TOKENS), seed=seed)
+        share = statistics.fmean(
+            Calls(engine.encoder, group.prompt.messages[0].tools).called(reply)
+            for group in groups
+            for reply in group.rollouts
+        )
+    except DataError as error:
+        loaded.note(f"Whether the model's calls can be read was not tried: {error}")
+        return {}
+    fault = (
+        f", and below {CALLS_NEEDED:.0%} reinforcement learning will likely fail, since a reply whose "
+        "call cannot be read gets no result and no reward: show more demonstrations, or train on "
+        "them for longer"
+    )
+    loaded.note(
+        f"{share:.0%} of {len(prompts)} replies that were sampled at demonstrated calls have a call "
+        f"that can be read{fault if share < CALLS_NEEDED else ''}",
+    )
+    return {"calls_read": share}
