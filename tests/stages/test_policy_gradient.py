@@ -719,6 +719,7 @@ SWITCHED = {
 }
 NOT_OF_THE_LOSS = {
     "max_staleness",
+    "thought_tokens",
     "steps",
     "prompts_per_step",
     "top_p",

@@ -243,8 +243,8 @@ Record = Prompt | Demonstration | Comparison | Feedback | StepLabels | Problem
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """The way tokens are drawn. `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are
-    off.
+    """The way tokens are drawn. `temperature` 0 is greedy; `top_k` 0, `top_p` 1, `min_p` 0 and
+    `thought_tokens` 0 are off.
     """
 
     max_new_tokens: int = 128
@@ -253,6 +253,7 @@ class Sampling:
     top_p: float = 1.0
     min_p: float = 0.0
     stop_strings: tuple[str, ...] = ()
+    thought_tokens: int = 0
 
     @property
     def truncates(self) -> bool:

@@ -86,6 +86,20 @@ class ChatTemplate:
         text = self.if_taken((user("a"), thinking, user("c")), waiting=True)
         return _PROBES[0] in (text or "")
 
+    @cached_property
+    def closing(self) -> str:
+        """What the template writes between the thought and the words of a reply.
+
+        Raises:
+            DataError: it writes no thought.
+        """
+        thought, words = _PROBES
+        _, text = self.reply((user("a"),), Message("assistant", words, reasoning=thought))
+        between = text.partition(thought)[2].partition(words)[0]
+        if not thought_apart(between)[1]:
+            raise DataError("the chat template has no mark between a thought and an answer")
+        return between
+
     def _unknown(self, arguments: Facts, key: str) -> str:
         """A sentence on names that the template does not read; empty where it reads all."""
         unknown = sorted(arguments.keys() - self.arguments) if arguments else ()

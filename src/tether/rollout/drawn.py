@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple, Protocol, TypedDict
 
 import torch
 
 from tether.core.errors import DataError
+from tether.core.protocols import Engine
 from tether.core.thoughts import opened_by
-from tether.core.types import Prompt, Rollout, RolloutGroup, Sampling, StopReason
+from tether.core.types import Prompt, Rollout, RolloutGroup, Sampling, Spans, StopReason
 from tether.data.batches import make_batch
 from tether.data.chat import ChatEncoder, Encoded
 from tether.models.trunk import Role
@@ -17,16 +18,19 @@ from tether.models.trunk import Role
 Ids = tuple[int, ...]
 OPENING = 16
 """Tokens at the end of a prompt that may spell the mark of a thought."""
+SAMPLES, TURNS = 1 << 12, 1 << 12
+"""More than the samples of a prompt, and the parts of a response that are drawn one after another."""
 
 
 class Drawn(NamedTuple):
-    """One response: its ids with the stop token, the log-probability of each (nats), and why it
-    ended.
+    """One response: its ids with the stop token, the log-probability of each (nats), why it ended,
+    and which of its tokens were drawn (none given: all of them).
     """
 
     ids: Ids
     logprobs: tuple[float, ...]
     reason: StopReason
+    spans: Spans = ()
 
 
 def drawn_of(response: Sequence[tuple[int, float]], reason: StopReason) -> Drawn:
@@ -49,6 +53,21 @@ class Draws(NamedTuple):
     num_samples: int
     seed: int
     cpu_kernels: bool
+
+
+class TokenEngine(Engine, Protocol):
+    """An engine that takes prompts as ids."""
+
+    def draw(
+        self,
+        rows: list[Ids],
+        ordinals: Sequence[int],
+        sampling: Sampling,
+        num_samples: int,
+        seed: int,
+    ) -> list[list[Drawn]]:
+        """`num_samples` responses to each row of prompt ids."""
+        ...
 
 
 class DrawArguments(TypedDict, total=False):
@@ -110,6 +129,16 @@ def prompt_ids(
     return ids
 
 
+def ordinal_of_part(place: int, sample: int, part: int) -> int:
+    """The number by which the draws of a later part of a response differ from all others of a run."""
+    return ((place + 1) * SAMPLES + sample) * TURNS + part
+
+
+def opening_of(encoder: ChatEncoder, prompt: Ids) -> str:
+    """The mark of a thought that a prompt ends with."""
+    return opened_by(encoder.decode(prompt[-OPENING:]))
+
+
 def as_group(
     encoder: ChatEncoder,
     prompt: Prompt,
@@ -126,9 +155,21 @@ def as_group(
             words = words.split(stop)[0]
         return words
 
-    opening = opened_by(encoder.decode(ids[-OPENING:]))
+    opening = opening_of(encoder, ids)
     rollouts = (
-        Rollout(ids, *one, text(one.ids), index, version, sampling, prompt, opening=opening)
+        Rollout(
+            ids,
+            one.ids,
+            one.logprobs,
+            one.reason,
+            text(one.ids),
+            index,
+            version,
+            sampling,
+            prompt,
+            spans=one.spans,
+            opening=opening,
+        )
         for index, one in enumerate(drawn)
     )
     return RolloutGroup(prompt, tuple(rollouts))

@@ -15,7 +15,6 @@ from functools import cached_property
 
 from tether.core.errors import DataError
 from tether.core.protocols import Environments, Turn
-from tether.core.thoughts import opened_by
 from tether.core.types import (
     ChatRole,
     Conversation,
@@ -31,12 +30,17 @@ from tether.core.types import (
 from tether.data.bridge import TurnBridge
 from tether.data.calls import Calls
 from tether.data.chat import ChatEncoder
-from tether.rollout.drawn import OPENING, Drawn, Ids, encode_prompts
-from tether.rollout.talk import TokenEngine, talk_with
+from tether.rollout.drawn import (
+    Drawn,
+    Ids,
+    TokenEngine,
+    encode_prompts,
+    opening_of,
+    ordinal_of_part,
+)
+from tether.rollout.talk import talk_with
 from tether.settings.environment import EpisodeLimits
 
-SAMPLES, TURNS = 1 << 12, 1 << 12
-"""More than the samples of a task, and the turns of an episode."""
 _COMPLAINERS: tuple[ChatRole, ...] = ("tool", "user")
 
 
@@ -67,7 +71,7 @@ class _Episode:
     @property
     def ordinal(self) -> int:
         """The number by which the draws of the next reply differ from all others of a run."""
-        return ((self.place + 1) * SAMPLES + self.sample) * TURNS + len(self.spans)
+        return ordinal_of_part(self.place, self.sample, len(self.spans))
 
     @property
     def context(self) -> Ids:
@@ -326,7 +330,7 @@ class EpisodeEngine:
             episode.prompt,
             spans=episode.spans,
             forks=episode.forks,
-            opening=opened_by(self.encoder.decode(episode.start[-OPENING:])),
+            opening=opening_of(self.encoder, episode.start),
             turns=episode.talk[episode.shown :],
             outcome=episode.outcome,
             failure=episode.failure,

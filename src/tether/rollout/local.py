@@ -20,6 +20,7 @@ from tether.data.chat import ChatEncoder
 from tether.models.cpu.llama import KeysAndValues
 from tether.models.trunk import Role
 from tether.rollout.drawn import (
+    DrawArguments,
     Drawn,
     Draws,
     Ids,
@@ -99,6 +100,11 @@ class LocalEngine:
         Raises:
             DataError: a prompt and its response do not fit the model's context.
         """
+        if sampling.thought_tokens:
+            from tether.rollout.thinking import generate_within
+
+            how: DrawArguments = {"num_samples": num_samples, "seed": seed}
+            return generate_within(self, prompts, sampling, ordinals, progress, **how)
         rows = encode_prompts(self.encoder, prompts, sampling, self.context_length)
         ordinals = range(len(prompts)) if ordinals is None else ordinals
         drawn = self.draw(rows, ordinals, sampling, num_samples, seed, progress)

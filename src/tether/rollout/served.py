@@ -32,6 +32,7 @@ from tether.data.chat import ChatEncoder
 from tether.models.saving import save_weights
 from tether.models.trunk import Role
 from tether.rollout.drawn import DrawArguments, Drawn, Ids, as_group, encode_prompts, score_ids
+from tether.rollout.thinking import generate_within
 from tether.rollout.wire import (
     DRAWN,
     GENERATE,
@@ -310,6 +311,8 @@ class ServedEngine:
                 it.
             RunError: no server is left.
         """
+        if sampling.thought_tokens:
+            return generate_within(self, prompts, sampling, ordinals, progress, **how)
         return self.begin(prompts, sampling, ordinals=ordinals, **how)(progress)
 
     def begin(

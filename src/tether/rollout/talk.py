@@ -14,27 +14,11 @@ from typing import Protocol
 
 import torch
 
-from tether.core.protocols import Engine
 from tether.core.types import Sampling
 from tether.rollout.cache import rows_that_fit
-from tether.rollout.drawn import Drawn, Ids
+from tether.rollout.drawn import Drawn, Ids, TokenEngine
 from tether.rollout.local import LocalEngine, SlotDecoding
 from tether.rollout.sampling import counter_uniform
-
-
-class TokenEngine(Engine, Protocol):
-    """An engine that takes prompts as ids."""
-
-    def draw(
-        self,
-        rows: list[Ids],
-        ordinals: Sequence[int],
-        sampling: Sampling,
-        num_samples: int,
-        seed: int,
-    ) -> list[list[Drawn]]:
-        """`num_samples` responses to each row of prompt ids."""
-        ...
 
 
 class Talk(Protocol):

@@ -93,6 +93,11 @@ class EvaluationSection(PromptedSection):
         ge=1,
         description="unset: as the policy was trained; 128 if no stage samples",
     )
+    thought_tokens: int | None = Field(
+        default=None,
+        ge=0,
+        description="most tokens of a thought, 0: no limit; unset: as the policy was trained",
+    )
     temperature: float | None = Field(
         default=None,
         gt=0,

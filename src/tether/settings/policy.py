@@ -78,6 +78,11 @@ class SampledConfig(TrainedConfig):
     )
     samples_per_prompt: FromOne = Field(default=4, description="answers to each of them")
     max_new_tokens: FromOne = Field(default=64, description="longest answer")
+    thought_tokens: NonNegativeInt = Field(
+        default=0,
+        description="most tokens of a thought; then the mark that ends it is given, not learned, "
+        "and the answer follows; 0: no limit",
+    )
     temperature: PositiveFloat = Field(
         default=1.0,
         description="of sampling, and of the distributions in the loss",
@@ -101,7 +106,22 @@ class SampledConfig(TrainedConfig):
 
     @property
     def sampling(self) -> Sampling:
-        return Sampling(max_new_tokens=self.max_new_tokens, temperature=self.temperature)
+        return Sampling(
+            max_new_tokens=self.max_new_tokens,
+            temperature=self.temperature,
+            thought_tokens=self.thought_tokens,
+        )
+
+    def faults(self) -> Iterator[str]:
+        if self.thought_tokens >= self.max_new_tokens:
+            yield (
+                f"thought_tokens = {self.thought_tokens} leaves nothing of max_new_tokens = "
+                f"{self.max_new_tokens} for an answer: lower it"
+            )
+        if self.thought_tokens and (
+            vars(self).get("environment") or vars(self).get("max_staleness")
+        ):
+            yield "thought_tokens is for single answers, without environment and max_staleness"
 
     def ordinals(self, number: int) -> range:
         """The places of a step's prompts among all prompts of the run."""

@@ -120,6 +120,8 @@ def check_online(job: Job[OnlineSection], model: ModelConfig) -> None:
         require("reasoning-gym", "a reasoning-gym task", "verify")
     if section.engine.kind != "local":
         check_engine(section.engine, section.lora, quantize=model.quantize)
+    if dict(section).get("thought_tokens") and config_at_hand(model) is not None:
+        _ = encoder_at_hand(model).chat.closing
     if section.environment is not None:
         tools = environments_of(section.environment).tools
         if tools and config_at_hand(model) is not None:

@@ -16,10 +16,9 @@ from tether.rewards.environments import environments_of
 from tether.rewards.limit import FailureLimit
 from tether.rewards.parts import RewardParts
 from tether.rewards.verifiable import problem_prompt
-from tether.rollout.drawn import score_ids
+from tether.rollout.drawn import TokenEngine, score_ids
 from tether.rollout.episodes import EpisodeEngine
 from tether.rollout.served import probe_ids
-from tether.rollout.talk import TokenEngine
 from tether.runner.assembly.engines import served_engine
 from tether.runner.assembly.job import Job
 from tether.runner.assembly.launching import Placement

@@ -119,7 +119,12 @@ def train(
 
 def check_evaluation(job: Job[EvaluationSection], _: ModelConfig) -> None:
     """Check that settings of sampling are possible before the first stage begins."""
-    sampling_of(job.settings, job.sampling)
+    sampling = sampling_of(job.settings, job.sampling)
+    if sampling.thought_tokens >= sampling.max_new_tokens:
+        raise ConfigError(
+            f"evaluate.max_new_tokens = {sampling.max_new_tokens} leaves no answer behind "
+            f"thought_tokens = {sampling.thought_tokens}: raise it",
+        )
 
 
 def sampling_of(section: EvaluationSection, trained: Sampling | None) -> Sampling:
@@ -127,11 +132,12 @@ def sampling_of(section: EvaluationSection, trained: Sampling | None) -> Samplin
     where no stage samples.
     """
     sampling = trained or UNTRAINED
-    temperature = section.temperature
+    temperature, budget = section.temperature, section.thought_tokens
     return replace(
         sampling,
         max_new_tokens=section.max_new_tokens or sampling.max_new_tokens,
         temperature=sampling.temperature if temperature is None else temperature,
+        thought_tokens=sampling.thought_tokens if budget is None else budget,
     )
 
 
