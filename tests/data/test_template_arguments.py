@@ -25,11 +25,11 @@ SEEN_IN_PICTURES = {"add_vision_id"}
 
 @cache
 def cases():
-    """(template, argument, value) of all published templates."""
+    """(template's name, argument, value, template with it) of all published templates."""
     if "trl/qwen3" not in TEMPLATES:
         pytest.skip("needs trl, which ships chat templates")
     return [
-        (name, argument, value)
+        (name, argument, value, Published(text, {argument: value}))
         for name, text in TEMPLATES.items()
         for argument in sorted(Published(text).encoder.chat.arguments)
         for value in VALUES[argument]
@@ -37,9 +37,9 @@ def cases():
 
 
 def test_arguments_are_read_off_the_template():
-    names = {name for name, _, _ in cases()}
+    names = {name for name, *_ in cases()}
     assert (len(names), len(cases())) == (40, 164)
-    assert {argument for _, argument, _ in cases()} == VALUES.keys()
+    assert {argument for _, argument, *_ in cases()} == VALUES.keys()
     qwen = Published(TEMPLATES["trl/qwen3"]).encoder.chat
     assert qwen.arguments == {"enable_thinking"}, "not content, which it sets itself"
     gptoss = Published(TEMPLATES["trl/gptoss"]).encoder.chat
@@ -51,8 +51,7 @@ def test_arguments_are_read_off_the_template():
 def test_prompts_and_replies_are_what_transformers_renders_with_the_same_keywords(name):
     """In prompts to sample from and in what SFT trains; a row's own arguments give the same ids."""
     texts: dict[str, list[list[str | None]]] = {}
-    for _, argument, value in (case for case in cases() if case[0] == name):
-        template = Published(TEMPLATES[name], {argument: value})
+    for _, argument, value, template in (case for case in cases() if case[0] == name):
         plain = ChatEncoder(template.tokenizer, template.encoder.stop_ids)
         shown = []
         for prefix in (part for talk in NAMES for part in prefixes(TALKS[talk])):
@@ -71,8 +70,7 @@ def test_prompts_and_replies_are_what_transformers_renders_with_the_same_keyword
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_an_exported_template_speaks_the_same_way_and_still_takes_the_argument(name):
-    for _, argument, value in (case for case in cases() if case[0] == name):
-        template = Published(TEMPLATES[name], {argument: value})
+    for _, argument, value, template in (case for case in cases() if case[0] == name):
         encoder = template.encoder
         rows = [turn.as_row() for turn in TALKS["plain"]]
         ours = whole_template(encoder, to_the_end=False)

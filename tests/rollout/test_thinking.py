@@ -133,8 +133,23 @@ def test_replies_do_not_depend_on_their_batch(engine):
     ]
     for one, other in zip(together, alone, strict=True):
         assert [r.response_ids for r in one.rollouts] == [r.response_ids for r in other.rollouts]
-    texts = {r.response_ids[BUDGET + 1 :] for group in together for r in group.rollouts}
-    assert len(texts) > 100, "every continuation has random numbers of its own"
+
+
+def test_every_continuation_has_random_numbers_of_its_own(engine, monkeypatch):
+    counters = []
+    draw = engine.draw
+
+    def noted(rows, ordinals, *how):
+        counters.append([*ordinals])
+        return draw(rows, ordinals, *how)
+
+    monkeypatch.setattr(engine, "draw", noted)
+    sampling = Sampling(max_new_tokens=LONGEST, thought_tokens=BUDGET)
+    engine.generate(PROMPTS, sampling, ordinals=[4, 8, 6], **HOW)
+    first, *later = counters
+    own = [ordinal for part in later for ordinal in part]
+    assert first == [4, 8, 6] and len(own) > 80
+    assert len({*own, *first}) == len(own) + len(first)
 
 
 def test_a_reply_that_begins_no_thought_goes_on_as_it_is(engine):
