@@ -67,7 +67,7 @@ class ChatTemplate:
         self.text, self.for_tools = _templates(
             template or tokenizer.chat_template or _plain_template(tokenizer),
         )
-        if fault := self._unknown(arguments, "template"):
+        if fault := self._unknown(arguments, "the setting template"):
             raise ModelError(fault)
         self.text = _with_defaults(self.text, arguments)
         self.for_tools = self.for_tools and _with_defaults(self.for_tools, arguments)
