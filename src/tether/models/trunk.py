@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
+from tether.algorithms.distillation import Unembedding
 from tether.algorithms.logprobs import token_logprobs
 from tether.algorithms.token_batch import TokenBatch
 from tether.models.heads import ScalarHead
@@ -414,20 +415,30 @@ class Role:
         Args:
             padded: of all the output layer's rows, including rows without a token.
         """
+        head = self.unembedding(temperature, padded=padded)
+        return token_logprobs(
+            hidden[batch.predict],
+            head.weight,
+            batch.targets,
+            temperature=head.temperature,
+            bias=head.bias,
+            softcap=head.softcap,
+        )
+
+    def unembedding(self, temperature: float = 1.0, *, padded: bool = False) -> Unembedding:
+        """The output layer as it makes a distribution over the tokenizer's tokens; `padded`: over
+        all of its rows.
+        """
         head = self.output_layer
-        softcap = self._softcap
-        weight = head.weight
-        bias = head.bias
+        weight, bias, softcap = head.weight, head.bias, self._softcap
         if not padded and self.num_tokens < len(weight):
             weight = weight[: self.num_tokens]
             bias = None if bias is None else bias[: self.num_tokens]
-        return token_logprobs(
-            hidden[batch.predict],
+        return Unembedding(
             weight,
-            batch.targets,
-            temperature=temperature / self._logit_scale,
-            bias=bias,
-            softcap=None if softcap is None else softcap / self._logit_scale,
+            bias,
+            temperature / self._logit_scale,
+            None if softcap is None else softcap / self._logit_scale,
         )
 
     def logits(self, hidden: Tensor, head: Callable[[Tensor], Tensor] | None = None) -> Tensor:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
+    from tether.core.protocols import RewardSource
     from tether.data.chat import ChatEncoder
     from tether.models.trunk import Role
     from tether.settings.sampling import RewardedSection
@@ -23,6 +24,7 @@ class RewardParts:
         roles: of the trained model, one or those that score together.
         folder: of the trained model.
         encoder: with which the trained model reads.
+        teacher: the teachers of the section, as a reward.
         reads_text: the trained model has another tokenizer or template than the policy.
     """
 
@@ -33,6 +35,7 @@ class RewardParts:
     folder: Path | None = None
     encoder: ChatEncoder | None = None
     reads_text: bool = False
+    teacher: RewardSource | None = None
 
     @property
     def settings(self) -> Any:

@@ -15,6 +15,7 @@ from tether.settings.config import FromOne, Probability, UpToOne
 from tether.settings.kl import KLConfig
 from tether.settings.learner import MicroBatchTokens, OptimizerConfig, Rates, TrainedConfig
 from tether.settings.needs import Needs
+from tether.settings.teacher import TaughtConfig
 
 Algorithm = Literal[
     "ppo",
@@ -27,6 +28,7 @@ Algorithm = Literal[
     "rloo",
     "reinforce++",
     "reinforce++_baseline",
+    "distill",
 ]
 
 _GROUP = {"baseline": "group", "scale_advantages": True, "epochs": 1}
@@ -55,6 +57,7 @@ PRESETS: dict[str, Json] = {
         "minibatches": 4,
     }
     | {"kl": {"place": "loss", "estimator": "k2", "coefficient": 0.05}},
+    "distill": {"gamma": 0.0, "epochs": 1, "kl": {"coefficient": 0.0}},
 }
 """Settings of each published method. All other keys have the defaults below. Links:
 docs/methods.
@@ -141,7 +144,7 @@ OFF_POLICY = (
 )
 
 
-class PolicyConfig(SampledConfig):
+class PolicyConfig(TaughtConfig, SampledConfig):
     """Settings of a policy-gradient stage; lengths are in tokens. `algorithm` fills in what is not
     said.
     """
@@ -241,7 +244,7 @@ class PolicyConfig(SampledConfig):
         description="a fresh head on the policy's states, or a copy of the reward model on the "
         "scale of its normalised scores",
     )
-    gamma: UpToOne = Field(default=1.0, description="discount of later rewards, a token")
+    gamma: Probability = Field(default=1.0, description="discount of later rewards, a token")
     lam: Annotated[Probability, A_CRITIC] = Field(
         default=0.95,
         description="of GAE: 1 takes the whole return, 0 one token and the value after it",

@@ -310,6 +310,13 @@ REWARDS: dict[str, RewardKind] = {
         steps=True,
         parts=("turns", "calls", "unread_calls"),
     ),
+    "teacher": RewardKind(
+        help="the teachers alone",
+        make="tether.runner.assembly.rewards:taught",
+        served=None,
+        on_every_rank=True,
+        parts=("forward_kl", "other_tokens", "entropy"),
+    ),
     "random": RewardKind(
         help="as a control no information",
         make="tether.rewards.control:random_reward",

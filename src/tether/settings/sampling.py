@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field, NonNegativeFloat, model_validator
 
 from tether.core.amounts import plural
-from tether.core.types import JsonValue, Problem, Prompt
+from tether.core.types import Demonstration, JsonValue, Problem, Prompt
 from tether.settings.config import FromOne, Probability
 from tether.settings.engine import EngineConfig
 from tether.settings.environment import EnvironmentConfig, TaskConfig, episode_faults
@@ -164,7 +164,7 @@ class RewardedSection(reward_tables()):
         if not isinstance(values, dict):
             return values
         tables = [n for n, kind in REWARDS.items() if kind.settings and values.get(n) is not None]
-        tables = tables or ["environment"] * (values.get("environment") is not None)
+        tables = tables or [n for n in ("environment", "teacher") if values.get(n)][:1]
         return {"reward_source": tables[0], **values} if len(tables) == 1 else values
 
     def faults(self) -> Iterator[str]:
@@ -181,6 +181,8 @@ class RewardedSection(reward_tables()):
                     else "reward_source = 'majority' compares checked answers: give a table named "
                     "verifiable, and no other"
                 )
+        if self.reward_source == "teacher" and not dict(self).get("teacher"):
+            yield "reward_source = 'teacher' needs one: name a model, a run or a server in teacher"
         compared = self.reward_source == "majority" and self.verifiable
         if compared and compared.kind == "code":
             yield (
@@ -427,6 +429,16 @@ class PolicySection(OnlineSection, PolicyConfig):
                 "= 'learned')"
             )
 
+        if self.own_answers < 1 and (self.task or self.verifiable or self.max_staleness):
+            yield (
+                "own_answers reads replies of the rows: leave out task and verifiable, and set "
+                "max_staleness = 0"
+            )
+
+    @property
+    def kind(self) -> type | None:
+        return super().kind if self.own_answers == 1 else Demonstration
+
     @property
     def ahead(self) -> int:
         return self.max_staleness
@@ -448,6 +460,15 @@ class ReinforceSection(PolicySection):
         default="reinforce",
         description="the preset",
     )
+
+
+class DistillSection(PolicySection):
+    """On-policy distillation, as a stage of a recipe."""
+
+    rates: ClassVar[Rates] = Rates(5e-4, 1e-6)
+
+    algorithm: Literal["distill"] = Field(default="distill", description="the preset")
+    samples_per_prompt: FromOne = Field(default=1, description="answers to each of them")
 
 
 class BestOfNSection(OnlineSection, BestOfNConfig):

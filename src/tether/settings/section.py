@@ -315,9 +315,10 @@ class PromptedSection(TimedSection):
 
 def calls_functions(settings: Config) -> bool:
     """True if a function of the user's scores answers here, as a reward or as a judge."""
-    inner = (getattr(settings, name) for name in type(settings).model_fields)
+    inner = [getattr(settings, name) for name in type(settings).model_fields]
+    tables = [one for value in inner for one in (value if isinstance(value, tuple) else (value,))]
     return "call" in type(settings).model_fields or any(
-        isinstance(value, Config) and calls_functions(value) for value in inner
+        isinstance(table, Config) and calls_functions(table) for table in tables
     )
 
 

@@ -14,6 +14,7 @@ from tether.settings.reward import RewardSection
 from tether.settings.rounds import RoundsSection
 from tether.settings.sampling import (
     BestOfNSection,
+    DistillSection,
     GRPOSection,
     OnlineDirectSection,
     PPOSection,
@@ -166,6 +167,14 @@ _ROWS = (
         section=ReinforceSection,
         method="tether.runner.methods.sampling",
         help="Raise the reward with the plain policy gradient (REINFORCE, RLOO)",
+        check="tether.runner.assembly.checks:check_online",
+    ),
+    StageKind(
+        name="distill",
+        makes="policy",
+        section=DistillSection,
+        method="tether.runner.methods.sampling",
+        help="Learn from a teacher's opinion of each token of the policy's own answers",
         check="tether.runner.assembly.checks:check_online",
     ),
     StageKind(

@@ -144,7 +144,8 @@ def train(
                 _save(stage, run, checkpoints, done, monitor)
             if progress:
                 progress(done, limit.drawn or config.steps, step.metrics)
-    stage.learner.put(stage.learner.averages)
+    if config.ema_decay:
+        stage.learner.put(stage.learner.averages)
     history = run.metrics()
     return {**_summary(history), **stage.summary(history), "seconds": run.seconds(start)}
 

@@ -30,6 +30,7 @@ from tether.data.batches import TokenBatch
 from tether.data.chat import ChatEncoder
 from tether.models.trunk import Role
 from tether.settings.policy import PolicyConfig
+from tether.stages.given_answers import PartlyGiven
 from tether.stages.learner.local import LocalLearner
 from tether.stages.learner.loop import epoch_order
 from tether.stages.learner.ranks import ALONE, Ranks
@@ -46,6 +47,8 @@ from tether.stages.rollouts import (
     step_metrics,
 )
 from tether.stages.surrogates import kl_term, surrogate
+from tether.stages.teachers import ALONE as TEACHERS_ALONE
+from tether.stages.teachers import Teachers
 from tether.stages.update_metrics import UpdateMetrics
 
 _log = logging.getLogger(__name__)
@@ -77,6 +80,7 @@ class PolicyGradient:
     reward: RewardSource
     engine: Engine
     encoder: ChatEncoder
+    teachers: Teachers | None = None
     ranks: Ranks = ALONE
 
     def __post_init__(self) -> None:
@@ -95,6 +99,7 @@ class PolicyGradient:
         reads a part of the answers.
         """
         in_reward = config.kl.coefficient > 0 and config.kl.place != "loss"
+        in_reward = in_reward or config.by_token
         self.old_from_update = config.one_update and value is None and not in_reward
         """True if the update's own pass gives the old log-probabilities. They are then unneeded
         before, and the policy is unchanged between.
@@ -111,9 +116,10 @@ class PolicyGradient:
             list(learned),
             optimizer,
             updates,
-            config.ema_decay,
+            config.ema_decay or config.follow,
             ranks=self.ranks,
         )
+        self.follow()
         for role in self.roles:
             role.train_mode(False)
 
@@ -128,6 +134,7 @@ class PolicyGradient:
                 "policy/staleness": sum(ages) / len(ages),
                 "policy/staleness_max": float(max(ages)),
             }
+        scores = self.experience.scores
         return Step(metrics | sampling, rollouts, scores).hand_over(self.engine, number, clock)
 
     def learn(
@@ -148,6 +155,9 @@ class PolicyGradient:
         experience.advantages, experience.returns = self.advantages(experience)
         clock.lap("evaluate")
         metrics = self.update(experience, number)
+        self.follow()
+        if self.teachers is not None:
+            metrics.update(experience.compared(score=self.reward.name == TEACHERS_ALONE))
         coefficient = None if self.reference is None else self.kl_coefficient
         metrics.update(step_metrics(experience, coefficient=coefficient, critic=config.critic))
         metrics.update(self.shaping.kl_price(metrics, self.kl_coefficient))
@@ -173,7 +183,7 @@ class PolicyGradient:
         for start in range(0, len(prompts), size):
             places = self.ordinals(number)[start:]
             rollouts, scores = sample_and_score(
-                self.engine,
+                self.sampler,
                 self.reward,
                 config,
                 prompts[start : start + size],
@@ -191,7 +201,9 @@ class PolicyGradient:
                 break
         self.reserves += start
         metrics = (
-            {"group/zero_signal": num_silent / len(drawn)} if config.samples_per_prompt > 1 else {}
+            {"group/zero_signal": num_silent / len(drawn)}
+            if config.samples_per_prompt > 1 and self.reward.name != TEACHERS_ALONE
+            else {}
         )
         if config.filter_groups:  # what was left out counts in how good the policy is
             of_all = sample_metrics(*zip(*drawn, strict=True))
@@ -200,6 +212,17 @@ class PolicyGradient:
             metrics["group/sampled"] = len(drawn)
         rollouts, scores = zip(*(used or drawn)[: size * config.samples_per_prompt], strict=True)
         return list(rollouts), list(scores), metrics
+
+    @property
+    def sampler(self) -> Engine:
+        """What answers the prompts of training: the policy, or for a share of them the row."""
+        share = self.config.own_answers
+        return self.engine if share == 1 else PartlyGiven(self.engine, self.encoder, share)
+
+    def follow(self) -> None:
+        """Move the teacher that follows the policy."""
+        if self.teachers is not None:
+            self.teachers.follow(self.learner.averages)
 
     def ordinals(self, number: int) -> range:
         """The places of a step's own batch, and of `refill` batches in reserve; the next step goes
@@ -271,6 +294,7 @@ class PolicyGradient:
         reference = self.reference if len(part) == count else None
         one_trunk = reference is None or reference.model is self.policy.model
         passes = (not self.old_from_update) + (reference is not None) + self.config.epochs
+        passes += self.teachers is not None
         reused = one_trunk and passes > 1
         for place in self.ranks.in_step(experience.own, spare=0):
             batch, flat = experience.batches[place], {}
@@ -283,6 +307,8 @@ class PolicyGradient:
                     self.config.temperature,
                     common,
                 )[0]
+            if self.teachers is not None and self.config.by_token:
+                flat["teacher_logprobs"] = self.teachers.logprobs(experience.read(place))
             for name, values in flat.items():
                 if values is not None:
                     experience.put(name, place, batch.scatter(values))
@@ -318,11 +344,15 @@ class PolicyGradient:
         self,
         batch: TokenBatch,
         common: Tensor | None = None,
+        hidden: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Policy log-probabilities, entropies and values (None without a critic) of the counted
         tokens, each (N,).
+
+        Args:
+            hidden: the policy's states, where they are known.
         """
-        hidden = self.policy.hidden(batch, common)
+        hidden = self.policy.hidden(batch, common) if hidden is None else hidden
         logprobs, entropy = self.policy.logprobs_of(hidden, batch, self.config.temperature)
         if self.value is None:
             return logprobs, entropy, None
@@ -398,8 +428,9 @@ class PolicyGradient:
             if self.old_from_update:
                 rows = [experience.rows[n] for n in experience.minibatches[part]]
                 experience.has_logprobs[torch.cat(rows)] = True
-        if self.old_from_update:
-            experience.complete("logprobs", "entropy")
+        late = ["logprobs", "entropy"] * self.old_from_update + ["divergence"] * config.by_word
+        if late:
+            experience.complete(*late)
         return metrics.means() | {"policy/updates_planned": config.epochs * config.minibatches}
 
     @torch.no_grad()
@@ -426,7 +457,9 @@ class PolicyGradient:
         """
         config, batch = self.config, experience.batches[index]
         mask = experience.rows_of("mask", index)
-        flat_logprobs, flat_entropy, flat_values = self.forward(batch, experience.common[index])
+        common = experience.common[index]
+        hidden = self.policy.hidden(batch, common)
+        flat_logprobs, flat_entropy, flat_values = self.forward(batch, common, hidden)
         logprobs, entropy = batch.scatter(flat_logprobs), batch.scatter(flat_entropy)
         if self.old_from_update:
             experience.put("logprobs", index, logprobs.detach())
@@ -449,6 +482,11 @@ class PolicyGradient:
             )
             loss = loss + config.value_coefficient * critic
             stats |= {"value/loss": critic.detach(), "value/clip_fraction": clipped}
+        if self.teachers is not None and config.by_word:
+            gap = batch.scatter(self.teachers.divergence(hidden, experience.read(index)))
+            experience.put("divergence", index, gap.detach())
+            gap = gap * experience.rows_of("weights", index)
+            loss = loss + config.teacher_coefficient * masked_sum(gap, mask) / denominator
         if config.entropy_coefficient:
             loss = loss - config.entropy_coefficient * losses.entropy_bonus(
                 entropy,
@@ -517,3 +555,4 @@ class PolicyGradient:
         self.shaping.past_scores = tuple(values["past_scores"])
         self.reserves = values["reserves"]
         self.shaping.settle(())
+        self.follow()

@@ -63,6 +63,9 @@ class RewardShaping:
                 experience.logprobs,
                 experience.reference_logprobs,
             )
+        if config.by_token:
+            experience.divergence = experience.logprobs - experience.teacher_logprobs
+            rewards -= config.teacher_coefficient * experience.divergence
         if config.step_rewards:
             rewards += self._step_rewards(experience)
         else:

@@ -8,6 +8,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -25,6 +26,7 @@ from tether.data.batches import Cuts, cut_batches, make_batch
 from tether.data.chat import ChatEncoder
 from tether.settings.policy import SampledConfig
 from tether.stages.learner.ranks import ALONE, Ranks
+from tether.stages.teachers import Read
 
 T = TypeVar("T")
 
@@ -146,7 +148,7 @@ def reported(config: SampledConfig, count: int, number: int) -> list[int]:
     return [place for group in groups[number % every :: every] for place in group]
 
 
-EVALUATED = "logprobs", "reference_logprobs", "values", "entropy"
+EVALUATED = "logprobs", "reference_logprobs", "values", "entropy", "teacher_logprobs"
 """The matrices that come from models."""
 
 
@@ -218,10 +220,27 @@ class Experience:
         zeros = partial(torch.zeros, self.mask.shape, device=device)
         self.logprobs, self.reference_logprobs = zeros(), zeros()
         self.values, self.entropy = zeros(), zeros()
+        self.teacher_logprobs, self.divergence = zeros(), zeros()
         self.rewards, self.weights = zeros(), zeros()
         self.advantages, self.returns = zeros(), zeros()
         drawn = [torch.tensor(r.logprobs or (0.0,) * r.num_written) for r in rollouts]
         self.rollout_logprobs = to_device(pad_sequence(drawn, batch_first=True), device)
+
+    def read(self, number: int) -> Read:
+        """Micro-batch `number` for the teachers."""
+        rollouts = [self.rollouts[i] for i in self.cuts[number]]
+        return Read(self.batches[number], rollouts, self.common[number])
+
+    def compared(self, *, score: bool) -> Metrics:
+        """The mean divergence from the teachers, in nats a token; with `score` minus the mean of
+        each answer is its score.
+        """
+        if score:
+            means = masked_mean(self.divergence, self.written_mask, -1).tolist()
+            self.scores = [
+                replace(one, value=-m) for one, m in zip(self.scores, means, strict=True)
+            ]
+        return {"teacher/divergence": float(masked_mean(self.divergence, self.written_mask))}
 
     @property
     def own(self) -> list[int]:

@@ -46,12 +46,13 @@ from tether.runner.assembly.roles import (
     reader_beside,
     scorer_folders,
 )
+from tether.runner.assembly.teachers import check_teachers
 from tether.settings.judges import FunctionJudge, JudgeConfig
 from tether.settings.model import LoraConfig, ModelConfig
 from tether.settings.needs import Needs
 from tether.settings.reading import build
 from tether.settings.recipe import BaseRecipe, scorer_faults
-from tether.settings.sampling import OnlineSection, RewardedSection
+from tether.settings.sampling import OnlineSection, PolicySection, RewardedSection
 from tether.settings.section import DataConfig, Section
 from tether.stages.learner.planner import shape_model
 
@@ -126,6 +127,8 @@ def check_online(job: Job[OnlineSection], model: ModelConfig) -> None:
         tools = environments_of(section.environment).tools
         if tools and config_at_hand(model) is not None:
             Calls(encoder_at_hand(model), tools)
+    if isinstance(section, PolicySection) and section.teacher:
+        check_teachers(name, section, model)
     if not (count := section.set_aside) or section.data is None:
         return
     if (there := rows_up_to(section.data, section.kind or Prompt, count + 1)) <= count:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 import torch
 
 from tether.core.protocols import Engine, RewardSource
-from tether.core.types import Problem, Prompt
+from tether.core.types import Demonstration, Problem, Prompt, Record
 from tether.models.loading import LoadedModel
 from tether.rewards.environments import environments_of
 from tether.rewards.limit import FailureLimit
@@ -31,6 +31,7 @@ from tether.runner.assembly.roles import (
     sampling_roles,
     value_of,
 )
+from tether.runner.assembly.teachers import attach_teachers, teachers_of
 from tether.settings.model import ModelConfig
 from tether.settings.sampling import (
     BestOfNSection,
@@ -39,9 +40,11 @@ from tether.settings.sampling import (
     SamplingSection,
 )
 from tether.stages.best_of_n import BestOfN
+from tether.stages.given_answers import REPLY
 from tether.stages.learner.ranks import ALONE, FirstEngine, Ranks, shared
 from tether.stages.online_direct import OnlineDirect
 from tether.stages.policy_gradient import PolicyGradient
+from tether.stages.teachers import TeacherReward
 
 OnlineStage = PolicyGradient | BestOfN | OnlineDirect
 """A stage that samples."""
@@ -54,6 +57,8 @@ def online_stage(
     seed: int,
     reward: RewardSource | None = None,
     ranks: Ranks = ALONE,
+    place: Path | None = None,
+    ends: contextlib.ExitStack | None = None,
 ) -> tuple[OnlineStage, LoadedModel]:
     """Everything that a stage that samples needs: policy, reference, perhaps a value, a reward
     source and an engine.
@@ -62,6 +67,7 @@ def online_stage(
         reward_folder: the trained role that scores, for the reward sources that are models.
         reward: the reward from servers; None: the section's own.
         ranks: those that train together.
+        place, ends: of the stage, for what teachers keep open.
 
     Raises:
         ModelError: the reward model does not belong to this trunk.
@@ -73,7 +79,10 @@ def online_stage(
         if section.scorer is None or (reward is not None and value_of(section) != "reward")
         else reward_folder
     )
+    adapters = attach_teachers(section, loaded, seed)
     policy, reference, value, scorers = sampling_roles(section, loaded, folder, seed)
+    ends = ends or contextlib.ExitStack()
+    teachers = teachers_of(section, loaded, policy, adapters, place or Path(), ends, seed)
     by_share = reward is None and section.reward_kind.on_every_rank and not section.objectives
     reader = None
     if section.roles == "separate" and folder is not None:
@@ -87,6 +96,7 @@ def online_stage(
             folder=folder,
             encoder=reader or encoder,
             reads_text=reader is not None,
+            teacher=None if teachers is None else TeacherReward(teachers),
         ),
     )
     needs_steps = isinstance(section, PolicySection) and section.step_rewards
@@ -105,7 +115,7 @@ def online_stage(
         )
     )
     if isinstance(section, PolicySection):
-        build = partial(PolicyGradient, config=section, value=value)
+        build = partial(PolicyGradient, config=section, value=value, teachers=teachers)
     elif isinstance(section, BestOfNSection):
         build = partial(BestOfN, config=section)
     else:
@@ -169,8 +179,25 @@ def engine_on_servers(
     return FirstEngine(engine, probe, ranks, generate)
 
 
-def prompts_of(section: OnlineSection, rows: Sequence[Prompt | Problem] | None) -> Sequence[Prompt]:
+def prompts_of(section: OnlineSection, rows: Sequence[Record] | None) -> Sequence[Prompt]:
     """Prompts; of problems where their answers are to be checked, or of a reasoning-gym task."""
     if section.task is not None:
         return task_prompts(section.task)
-    return [problem_prompt(row) if isinstance(row, Problem) else row for row in rows or ()]
+    return [_PROMPTS.get(type(row), _itself)(row) for row in rows or ()]
+
+
+def _itself(row: Prompt) -> Prompt:
+    return row
+
+
+def _before_reply(row: Demonstration) -> Prompt:
+    """The turns before the last one, with that as their reply."""
+    *turns, reply = row.messages
+    return Prompt(tuple(turns), row.id, {**row.metadata, REPLY: reply})
+
+
+_PROMPTS: dict[type, Callable[..., Prompt]] = {
+    Problem: problem_prompt,
+    Demonstration: _before_reply,
+}
+"""How a row of each kind becomes a prompt."""

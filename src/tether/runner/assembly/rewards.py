@@ -73,6 +73,12 @@ def process(parts: RewardParts) -> ProcessReward:
     )
 
 
+def taught(parts: RewardParts) -> RewardSource:
+    """The teachers of a stage as its reward."""
+    assert parts.teacher is not None  # settings refuse the reward without them
+    return parts.teacher
+
+
 def learned(parts: RewardParts) -> RewardSource:
     """The reward by a trained model of whole responses: one, an ensemble, or one an objective."""
     assert parts.folder is not None and parts.encoder is not None

@@ -464,6 +464,11 @@ def _settings(
     return build(ModelConfig, values, where="model")
 
 
+def sampling_start(section: SampledSection, loaded: LoadedModel, seed: int) -> Any:
+    """A model of its own that stays what the policy starts from."""
+    return frozen_model(loaded.config, seed, section.offload, loaded.mesh)
+
+
 Roles = tuple[Role, Role | None, Role | None, tuple[Role, ...]]
 """Policy, reference, value, and what scores: nothing, one reward model, or the members of an
 ensemble.
@@ -512,7 +517,7 @@ def _separate_roles(
     reference = value = None
     reward: tuple[Role, ...] = ()
     if section.needs_reference:
-        reference = Role(frozen_model(settings, seed, section.offload, mesh))
+        reference = Role(sampling_start(section, loaded, seed))
     if reward_folder is not None:
         reward, _ = load_scorer(reward_folder, settings, section.offload, mesh)
     if start == "reward" and reward_folder is not None:

@@ -64,6 +64,8 @@ def train(
             job.seed,
             source,
             ranks,
+            job.folder,
+            ends,
         )
         assert isinstance(stage.reward, FailureLimit)
         ends.enter_context(contextlib.closing(stage.reward))

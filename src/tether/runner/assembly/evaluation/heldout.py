@@ -127,7 +127,7 @@ def held_out_measurement(
         run=run,
         learner=stage.learner,
         name=name,
-        averaged=bool(stage.learner.ema_decay),
+        averaged=bool(stage.config.ema_decay),
     )
 
 
@@ -188,7 +188,7 @@ def measure_end(
 ) -> None:
     """Make the measurements that belong after the last step, with the weights that are kept."""
     # stopped early, or not those weights
-    if summary["steps"] not in run.held_out() or stage.learner.averages:
+    if summary["steps"] not in run.held_out() or stage.config.ema_decay:
         # a version not used before: other weights
         stage.engine.update_weights(summary["steps"] + 1)
         evaluation.measure(summary["steps"], "after")

@@ -1,0 +1,105 @@
+"""Teachers that are servers: whole answers go out as token ids, the log-probability of each token
+comes back.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from tether.core.errors import RunError
+from tether.core.received import received
+from tether.core.types import Json, Rollout
+from tether.data.chat import ChatEncoder
+from tether.rollout.drawn import Ids
+from tether.rollout.served import TOLERANCE, probe_ids
+from tether.rollout.wire import GENERATE, MODELS, SCORED
+from tether.scale.servers.launch import Servers
+from tether.scale.servers.pool import RefusedError, ServerPool
+from tether.settings.workers import ServersConfig
+
+WAITING = 8
+"""Answers at a server at once, at most."""
+
+
+class AskedTeacher:
+    """A teacher at addresses that all serve the same model, the first one that each of them offers.
+
+    Args:
+        encoder: of the policy, whose ids the answers are.
+
+    Raises:
+        ModelError: two servers give different log-probabilities for the same ids.
+        RunError: none answers.
+    """
+
+    def __init__(self, addresses: Sequence[str], encoder: ChatEncoder, folder: Path) -> None:
+        config = ServersConfig(addresses=tuple(addresses))
+        self.probe = probe_ids(encoder)
+        self.given = dict[str, list[float]]()
+        self.bases = dict[str, str]()
+        servers = Servers(lambda host, port: (), (), folder, config.running)
+        self.pool = ServerPool(servers, config, folder, self._prepare, WAITING)
+        self.pool.start(partial(self.pool.want, "teacher"))
+
+    def close(self) -> None:
+        """Give up the connections."""
+        self.pool.close()
+
+    def _prepare(self, name: str, task: str) -> None:
+        """Compare a server with those that were compared before."""
+        if task == "load":
+            self.bases[name] = received(self.pool.get(name, "/v1/models"), MODELS).data[0].id
+        mine = self._read(name, self.probe, 1)
+        with self.pool.changed:
+            first, theirs = next(iter(self.given.items()), (name, mine))
+            self.given.setdefault(name, mine)
+        gap = statistics.fmean(abs(a - b) for a, b in zip(mine, theirs, strict=True))
+        if not gap <= TOLERANCE["bfloat16"]:
+            here, there = (self.pool.servers.addresses[one] for one in (name, first))
+            raise RefusedError(
+                f"it gives the same {len(mine)} tokens {sum(mine):.4f} nats, and {there} gives them "
+                f"{sum(theirs):.4f}: {here} holds another teacher, or other weights of it. Give "
+                "the addresses of one model",
+            )
+
+    def _read(self, name: str, ids: Ids, start: int) -> list[float]:
+        """The log-probabilities of the tokens from place `start` on.
+
+        Raises:
+            RefusedError: the server leaves one out.
+        """
+        how: Json = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
+        body = {"model": self.bases[name], "token_ids": ids, "sampling_params": how}
+        rows = received(self.pool.post(name, GENERATE, body), SCORED).prompt_logprobs
+        found = [(row or {}).get(str(i)) for i, row in zip(ids, rows, strict=True)][start:]
+        if None in found:
+            raise RefusedError(
+                "it leaves out log-probabilities of tokens that it was given: a teacher needs each",
+            )
+        return [one.logprob for one in found if one]
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[list[float]]:
+        """The log-probabilities of the tokens that the policy wrote, in nats.
+
+        Raises:
+            RunError: no server is left, or a server refuses an answer.
+        """
+        futures = [
+            self.pool.senders.submit(self._of, (*one.prompt_ids, *one.response_ids), one)
+            for one in rollouts
+        ]
+        try:
+            return [future.result() for future in futures]
+        except RefusedError as error:
+            raise RunError(f"a teacher's server refuses an answer: {error}") from None
+        finally:
+            for future in futures:
+                future.cancel()
+
+    def _of(self, ids: Ids, rollout: Rollout) -> list[float]:
+        start = len(rollout.prompt_ids)
+        response = self.pool.give(partial(self._read, ids=ids, start=start), ids)
+        return [response[i] for begin, end in rollout.spans for i in range(begin, end)]

@@ -1,0 +1,148 @@
+"""Settings of on-policy distillation: who teaches, what a teacher reads, and what is descended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat
+
+from tether.core.types import JsonValue
+from tether.settings.config import BelowOne, Config, Probability
+from tether.settings.needs import Needs
+
+START = "start"
+"""The name of the model with which a stage begins."""
+
+
+class TeacherConfig(Config):
+    """A model that says how likely each token of the policy's answers is."""
+
+    model: str | None = Field(
+        default=None,
+        description="a run (its policy), a folder, a hub id or package:NAME==VERSION; start: the "
+        "model with which the stage begins",
+    )
+    addresses: tuple[str, ...] = Field(
+        default=(),
+        description="servers of the teacher, tether's own (`tether engine`) or vLLM's, such as "
+        "http://10.0.0.5:8000",
+    )
+    weight: PositiveFloat = Field(
+        default=1.0,
+        description="of several teachers: its share, over the sum of all",
+    )
+    system: str | None = Field(
+        default=None,
+        description="a system message that this teacher alone reads; {name} is a column of the "
+        "prompt's row",
+    )
+    call: Annotated[
+        str | None,
+        Needs("not system", "and system are two ways to say what the teacher reads; remove one"),
+    ] = Field(
+        default=None,
+        description="module:name, or path/to/file.py:name; a Prompt -> the messages that this "
+        "teacher alone reads in its place",
+    )
+    follow: Annotated[
+        float | None,
+        Needs("model = 'start'", "moves a copy of the policy: set model = 'start'"),
+    ] = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        description="the teacher is a moving average of the policy, with this decay",
+    )
+
+    def faults(self) -> Iterator[str]:
+        if (self.model is None) == (not self.addresses):
+            yield "a teacher is a model or servers (addresses): give one of both"
+        if self.model == START and not (self.system or self.call or self.follow):
+            yield (
+                "the start of the policy teaches it nothing as it is: give it something to read "
+                "(system, call), or let it follow the policy (follow)"
+            )
+        if self.addresses and (self.system or self.call):
+            yield "a server reads what the policy reads: leave system and call out, or give a model"
+
+
+def _several(value: JsonValue) -> JsonValue:
+    """One teacher, by its path or its table, as a list of one."""
+    if isinstance(value, str | Path):
+        return ({"model": str(value)},)
+    if isinstance(value, Mapping | TeacherConfig):
+        return (value,)
+    if isinstance(value, Sequence):
+        return tuple({"model": one} if isinstance(one, str) else one for one in value)
+    return value
+
+
+A_TEACHER = Needs("teacher", "needs a teacher: name a model, a run or a server in teacher")
+WHOLE = Needs(
+    "divergence != 'token'",
+    "needs the whole distribution, for these tokens are not the policy's: set divergence = "
+    "'reverse', 'forward' or 'jsd'",
+)
+
+
+class TaughtConfig(Config):
+    """Keys of a stage whose policy may have teachers."""
+
+    teacher: Annotated[tuple[TeacherConfig, ...], BeforeValidator(_several)] = Field(
+        default=(),
+        description="a model or a run, a table, or a list of them",
+    )
+    divergence: Annotated[Literal["token", "reverse", "forward", "jsd"], A_TEACHER] = Field(
+        default="token",
+        description="token: each token's log-ratio of teacher to policy joins its reward; else "
+        "the loss has a divergence over all words: KL(policy || teacher), KL(teacher || policy), "
+        "or the Jensen-Shannon divergence of beta",
+    )
+    beta: Annotated[
+        BelowOne,
+        Needs("divergence = 'jsd'", "has no effect without divergence = 'jsd'"),
+    ] = Field(
+        default=0.5,
+        description="share of the teacher in the middle that both are compared with",
+    )
+    teacher_coefficient: Annotated[NonNegativeFloat, A_TEACHER] = Field(
+        default=1.0,
+        description="weight of the teachers beside the reward",
+    )
+    own_answers: Annotated[Probability, A_TEACHER, WHOLE] = Field(
+        default=1.0,
+        description="share of prompts that the policy answers; of the others the row's reply is "
+        "read, and 0 is supervised distillation",
+    )
+
+    def faults(self) -> Iterator[str]:
+        if self.divergence == "jsd" and not self.beta:
+            yield "beta = 0 is no divergence: set divergence = 'forward'"
+        if self.divergence != "token" and any(one.addresses for one in self.teacher):
+            yield (
+                f"divergence = {self.divergence!r} needs a teacher's whole distribution, and a "
+                "server gives that of the written tokens: set divergence = 'token'"
+            )
+
+        following = [one for one in self.teacher if one.follow]
+        if len(following) > 1 or (following and dict(self).get("ema_decay")):
+            yield "one moving average of the policy is kept: one teacher may follow it, or ema_decay"
+        if following and dict(self).get("roles") == "separate":
+            yield "a teacher that follows is an adapter on the policy's trunk: set roles = 'shared'"
+
+    @property
+    def follow(self) -> float | None:
+        """Decay of the moving average that a teacher is."""
+        return next((one.follow for one in self.teacher if one.follow), None)
+
+    @property
+    def by_token(self) -> bool:
+        """True if teachers speak in the rewards of tokens."""
+        return bool(self.teacher) and self.divergence == "token"
+
+    @property
+    def by_word(self) -> bool:
+        """True if teachers speak in the loss, over the whole vocabulary."""
+        return bool(self.teacher) and self.divergence != "token"

@@ -1,0 +1,83 @@
+"""Answers of the rows in the place of sampled ones: what supervised distillation learns from."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from tether.core.protocols import Engine, Finished
+from tether.core.types import Message, Prompt, Rollout, RolloutGroup, Sampling, StopReason
+from tether.data.chat import ChatEncoder
+
+REPLY = "reply"
+"""The entry of a prompt's metadata that holds the reply of its row."""
+
+
+class PartlyGiven:
+    """Implements core.protocols.Engine: another engine answers a share of the prompts, and of the
+    others the reply of the row is the answer.
+
+    Which they are depends on the seed and on a prompt's place in the run alone.
+    """
+
+    def __init__(self, engine: Engine, encoder: ChatEncoder, share: float) -> None:
+        self.engine = engine
+        self.encoder = encoder
+        self.share = share
+        self.policy_version = engine.policy_version
+
+    def update_weights(self, version: int) -> None:
+        """See core.protocols.Engine."""
+        self.engine.update_weights(version)
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: Sampling,
+        *,
+        num_samples: int = 1,
+        seed: int = 0,
+        ordinals: Sequence[int] | None = None,
+        progress: Finished = None,
+    ) -> list[RolloutGroup]:
+        """See core.protocols.Engine."""
+        places = range(len(prompts)) if ordinals is None else ordinals
+        own = [random.Random(f"{seed}/{place}/own").random() < self.share for place in places]
+        sampled = iter(
+            self.engine.generate(
+                [prompt for prompt, mine in zip(prompts, own, strict=True) if mine],
+                sampling,
+                num_samples=num_samples,
+                seed=seed,
+                ordinals=[place for place, mine in zip(places, own, strict=True) if mine],
+                progress=progress,
+            )
+            if any(own)
+            else (),
+        )
+        return [
+            next(sampled) if mine else self._given(prompt, sampling, num_samples)
+            for prompt, mine in zip(prompts, own, strict=True)
+        ]
+
+    def _given(self, prompt: Prompt, sampling: Sampling, count: int) -> RolloutGroup:
+        """The reply of the row, cut to the length of an answer."""
+        reply = prompt.metadata[REPLY]
+        assert isinstance(reply, Message)
+        whole = self.encoder.conversation((*prompt.messages, reply), "last")
+        start = whole.prompt_length
+        last = max(place for place, counts in enumerate(whole.trained) if counts) + 1
+        ids = whole.ids[start:last]
+        fits = len(ids) <= sampling.max_new_tokens
+        rollout = Rollout(
+            whole.prompt,
+            ids[: sampling.max_new_tokens],
+            (),
+            StopReason.STOP_TOKEN if fits else StopReason.LENGTH,
+            reply.content,
+            0,
+            self.policy_version,
+            sampling,
+            prompt,
+        )
+        return RolloutGroup(prompt, (rollout,) * count)

@@ -1,0 +1,232 @@
+"""The teachers of a policy: how likely they find what it wrote, and how far it is from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from tether.algorithms.distillation import Differences, Opinion, differences, divergence
+from tether.algorithms.logprobs import token_logprobs
+from tether.algorithms.transfer import to_device
+from tether.core.types import Metrics, Prompt, Rollout, Score
+from tether.data.batches import TokenBatch, batches_for, make_batch
+from tether.data.chat import ChatEncoder
+from tether.models.trunk import Role
+from tether.settings.teacher import TaughtConfig
+
+Reads = Callable[[Prompt], tuple[int, ...]]
+"""The ids of a prompt as a teacher reads it."""
+
+
+class Read(NamedTuple):
+    """A micro-batch of the policy's answers, as its teachers get it.
+
+    - batch, rollouts: the same sequences.
+    - common: what the layers below all adapters gave for the batch, if that is known.
+    """
+
+    batch: TokenBatch
+    rollouts: Sequence[Rollout]
+    common: Tensor | None = None
+
+
+class Teacher(Protocol):
+    """Anything that knows how likely the tokens of answers are."""
+
+    weight: float
+
+    def logprobs(self, read: Read, temperature: float) -> Tensor:
+        """(N,) log-probabilities of the counted tokens, in nats."""
+        ...
+
+
+@dataclass(eq=False, kw_only=True)
+class ModelTeacher:
+    """A teacher in this process.
+
+    Args:
+        encoder: of the policy, whose ids the answers are.
+        reads: the ids of a prompt as this teacher reads it; None: those of the policy.
+        micro_batch_tokens: see `Role.document_tokens`.
+    """
+
+    role: Role
+    encoder: ChatEncoder
+    weight: float = 1.0
+    reads: Reads | None = None
+    micro_batch_tokens: int = 2048
+    shares: bool = False
+    """True if it is on the policy's trunk, so that the lowest layers give it the same."""
+
+    @torch.no_grad()
+    def opinion(self, read: Read, temperature: float) -> Opinion:
+        """What it computes at the counted tokens, in the order of the batch."""
+        head = self.role.unembedding(temperature)
+        batch = read.batch
+        if self.reads is None:
+            states = self.role.hidden(batch, read.common if self.shares else None)
+            return Opinion(states[batch.predict], head, self.weight)
+        own = make_batch(
+            [
+                self.encoder.sampled(replace(rollout, prompt_ids=self.reads(rollout.prompt)))
+                for rollout in read.rollouts
+            ],
+            self.encoder.pad_id,
+            document_tokens=self.role.document_tokens(self.micro_batch_tokens),
+        ).to(batch.ids.device)
+        states = self.role.hidden(own)[own.predict]
+        return Opinion(states[_places(own, batch)], head, self.weight)
+
+    @torch.no_grad()
+    def logprobs(self, read: Read, temperature: float) -> Tensor:
+        """See Teacher."""
+        states, head, _ = self.opinion(read, temperature)
+        return token_logprobs(
+            states,
+            head.weight,
+            read.batch.targets,
+            temperature=head.temperature,
+            bias=head.bias,
+            softcap=head.softcap,
+        )[0]
+
+
+@dataclass(eq=False)
+class AskingTeacher:
+    """A teacher elsewhere: `ask` gives the log-probabilities of the tokens of answers."""
+
+    ask: Callable[[Sequence[Rollout]], list[list[float]]]
+    weight: float = 1.0
+
+    def logprobs(self, read: Read, temperature: float) -> Tensor:
+        """See Teacher; the temperature is 1."""
+        rows = [torch.tensor(row) for row in self.ask(read.rollouts)]
+        table = to_device(pad_sequence(rows, batch_first=True), read.batch.ids.device)
+        return table[read.batch.sequence, read.batch.step]
+
+
+def _places(own: TokenBatch, other: TokenBatch) -> Tensor:
+    """The place in `own` of each counted token of `other`, which has the same ones."""
+    keys = own.sequence * own.num_steps + own.step
+    order = keys.argsort()
+    wanted = other.sequence * own.num_steps + other.step
+    return order[torch.searchsorted(keys[order], wanted)]
+
+
+@dataclass(eq=False, kw_only=True)
+class Teachers:
+    """All teachers of a policy.
+
+    Args:
+        members: their weights are shares of one.
+        following: the role that is a moving average of the policy, with its decay.
+    """
+
+    config: TaughtConfig
+    policy: Role
+    encoder: ChatEncoder
+    members: Sequence[Teacher]
+    temperature: float
+    micro_batch_tokens: int
+    following: Role | None = None
+
+    @property
+    def models(self) -> list[ModelTeacher]:
+        """Those in this process."""
+        return [one for one in self.members if isinstance(one, ModelTeacher)]
+
+    def logprobs(self, read: Read) -> Tensor:
+        """(N,) the weighted sum of the teachers' log-probabilities of the counted tokens."""
+        parts = [one.weight * one.logprobs(read, self.temperature) for one in self.members]
+        return torch.stack(parts).sum(0)
+
+    def divergence(self, hidden: Tensor, read: Read) -> Tensor:
+        """(N,) the divergence at each counted token, with gradient to the policy's states."""
+        return divergence(
+            hidden[read.batch.predict],
+            self.policy.unembedding(self.temperature),
+            [one.opinion(read, self.temperature) for one in self.models],
+            self.config.divergence,
+            self.config.beta,
+        )
+
+    @torch.no_grad()
+    def measure(self, rollouts: Sequence[Rollout]) -> list[Metrics]:
+        """Of each answer the means over its tokens of what separates the policy from its teachers;
+        of servers only the log-ratio is known.
+        """
+        sequences = [self.encoder.sampled(rollout) for rollout in rollouts]
+        rows: list[Metrics] = [{} for _ in rollouts]
+        for cut, batch in batches_for(
+            self.policy,
+            sequences,
+            self.encoder.pad_id,
+            self.micro_batch_tokens,
+        ):
+            read = Read(batch, [rollouts[i] for i in cut])
+            for name, values in self._measured(read)._asdict().items():
+                sums = batch.scatter(values).sum(-1) / batch.mask.sum(-1)
+                for place, mean in zip(cut, sums.tolist(), strict=True):
+                    rows[place][name] = mean
+        return rows
+
+    def _measured(self, read: Read) -> Differences:
+        batch = read.batch
+        hidden = self.policy.hidden(batch)
+        if len(self.models) == len(self.members):
+            return differences(
+                hidden[batch.predict],
+                self.policy.unembedding(self.temperature),
+                [one.opinion(read, self.temperature) for one in self.models],
+                batch.targets,
+            )
+        own, entropy = self.policy.logprobs_of(hidden, batch, self.temperature)
+        unknown = torch.full_like(own, torch.nan)
+        return Differences(own - self.logprobs(read), unknown, unknown, entropy)
+
+    @torch.no_grad()
+    def follow(self, averages: Sequence[Tensor]) -> None:
+        """Put the policy's moving average into the teacher that follows it; none yet: the policy."""
+        if self.following is None:
+            return
+        given = averages or self.policy.parameters()
+        for own, average in zip(self.following.parameters(), given, strict=False):
+            own.copy_(average)
+
+
+ALONE = "teacher"
+"""The name of the reward that the teachers are by themselves."""
+PARTS = {"forward": "forward_kl", "other": "other_tokens", "entropy": "entropy"}
+
+
+@dataclass(eq=False)
+class TeacherReward:
+    """Implements core.protocols.JudgingReward: the teachers as the only reward.
+
+    A step learns from single tokens, and scores its answers itself, by what its teachers have read
+    there already. For measurements the score is minus KL(policy || teacher) in nats a token, over
+    the whole vocabulary. Its parts are the other direction, the share of tokens of which a teacher
+    has another likeliest one, and the policy's entropy.
+    """
+
+    teachers: Teachers
+    name = ALONE
+
+    def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        return [Score(0.0)] * len(rollouts)
+
+    def judge(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        """Scores that mean the same at every step."""
+        return [
+            Score(
+                -row["reverse"],
+                {name: row[key] for key, name in PARTS.items() if math.isfinite(row[key])},
+            )
+            for row in self.teachers.measure(rollouts)
+        ]
