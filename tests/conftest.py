@@ -33,6 +33,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+OF_LIBRARIES = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"}
+"""Variables that pytest and torch themselves set as they go."""
 SLOW_SECONDS = 3600
 """Longest time of a test that is marked slow and names no limit of its own."""
 NUM_THREADS = int(os.environ["OMP_NUM_THREADS"])
@@ -114,7 +116,7 @@ def unchanged_environment() -> Iterator[None]:
     """A variable that a test leaves set is read by whatever runs after it in the same process."""
     before = dict(os.environ)
     yield
-    changed = dict(os.environ.items() ^ before.items()).keys() - {"PYTEST_CURRENT_TEST"}
+    changed = dict(os.environ.items() ^ before.items()).keys() - OF_LIBRARIES
     assert not changed, f"the test left the environment changed: {sorted(changed)}"
 
 

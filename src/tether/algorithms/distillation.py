@@ -7,12 +7,12 @@ q is the student, p the teacher, both at one token. The names of directions are 
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+from torch.autograd.function import once_differentiable
 
 States = Float[Tensor, "tokens dim"]
 PerToken = Float[Tensor, " tokens"]
@@ -110,31 +110,79 @@ def divergence(
 
     Equation: ``Σ_k w_k D(q, p_k)``, D one of `DIVERGENCES`.
     Shapes: hidden (tokens, dim) of the student, as many states of each teacher -> (tokens,) in nats.
-    At most `CHUNK` rows of logits exist at a time: backward computes them again, as in Cut Your
-    Losses, https://arxiv.org/abs/2411.09009.
+    At most `CHUNK` rows of logits exist at a time. With a frozen output layer the gradient of the
+    states comes with the result, as in Liger Kernel, https://arxiv.org/abs/2410.10989; otherwise
+    backward computes the logits again, as in Cut Your Losses, https://arxiv.org/abs/2411.09009.
     Raises: ``ValueError`` on teachers with another number of tokens or of words.
     """
+    _check(hidden, student, opinions)
 
-    def part(own: Tensor, *others: Tensor) -> Tensor:
-        logprobs = student.logprobs(own)
+    def part(own: Tensor, head: Unembedding, place: slice) -> Tensor:
+        logprobs = head.logprobs(own)
         gaps = [
-            opinion.weight
-            * DIVERGENCES[kind](logprobs, opinion.unembedding.logprobs(states).detach(), beta)
-            for opinion, states in zip(opinions, others, strict=True)
+            one.weight
+            * DIVERGENCES[kind](logprobs, one.unembedding.logprobs(one.states[place]), beta)
+            for one in opinions
         ]
         return torch.stack(gaps).sum(0)
 
-    _check(hidden, student, opinions)
-    theirs = [one.states.detach().split(CHUNK) for one in opinions]
-    chunks = zip(hidden.split(CHUNK), *theirs, strict=True)
-    learns = torch.is_grad_enabled()
-    results = [
-        checkpoint(part, *chunk, use_reentrant=False, preserve_rng_state=False)
-        if learns
-        else part(*chunk)
-        for chunk in chunks
-    ]
-    return torch.cat(results) if results else hidden.new_zeros(0)
+    return _Divergence.apply(hidden, student.weight, student.bias, student, part)
+
+
+Part = Callable[[Tensor, Unembedding, slice], Tensor]
+
+
+def _places(count: int) -> list[slice]:
+    return [slice(start, start + CHUNK) for start in range(0, count, CHUNK)]
+
+
+class _Divergence(torch.autograd.Function):
+    """The divergences of one chunk of tokens after another; see `divergence`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        student: Unembedding,
+        part: Part,
+    ) -> Tensor:
+        ctx.student, ctx.part = student._replace(weight=weight, bias=bias), part
+        trained = weight.requires_grad or (bias is not None and bias.requires_grad)
+        ahead = hidden.requires_grad and not trained
+        values, slopes = [], []
+        for place in _places(len(hidden)):
+            own = hidden[place].detach().requires_grad_(ahead)
+            with torch.set_grad_enabled(ahead):
+                found = part(own, ctx.student, place)
+                slopes += torch.autograd.grad(found.sum(), own) if ahead else ()
+            values.append(found.detach())
+        ctx.save_for_backward(hidden, torch.cat(slopes) if slopes else None)
+        return torch.cat(values) if values else hidden.new_zeros(0, dtype=torch.float32)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = grad_outputs
+        hidden, slope = ctx.saved_tensors
+        if slope is not None:
+            return (slope * grad[:, None]).to(hidden.dtype), None, None, None, None
+        head = Unembedding(*ctx.student)
+        layer = [one.detach().requires_grad_(True) for one in head[:2] if one is not None]
+        sums = [
+            torch.zeros_like(one, dtype=torch.promote_types(one.dtype, grad.dtype)) for one in layer
+        ]
+        grad_hidden = torch.empty_like(hidden)
+        for place in _places(len(hidden)):
+            own = hidden[place].detach().requires_grad_(True)
+            with torch.enable_grad():
+                found = ctx.part(own, Unembedding(*layer, *head[len(layer) :]), place)
+            grad_hidden[place], *found = torch.autograd.grad(found, [own, *layer], grad[place])
+            for total, one in zip(sums, found, strict=True):
+                total += one
+        given = [total.to(one.dtype) for total, one in zip(sums, layer, strict=True)]
+        return grad_hidden, given[0], given[1] if len(given) > 1 else None, None, None
 
 
 class Differences(NamedTuple):
@@ -161,8 +209,7 @@ def differences(
     """
     _check(hidden, student, opinions)
     parts = []
-    for start in range(0, len(hidden), CHUNK):
-        place = slice(start, start + CHUNK)
+    for place in _places(len(hidden)):
         own = student.logprobs(hidden[place])
         entropy = -(own.exp() * own).sum(-1)
         sums = [torch.zeros_like(entropy) for _ in range(3)]

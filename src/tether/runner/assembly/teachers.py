@@ -69,7 +69,11 @@ def check_teachers(name: str, section: PolicySection, model: ModelConfig) -> Non
             raise ConfigError(f"{name}: {OTHER_TOKENS.format(teacher=config.model)}")
 
 
-def attach_teachers(section: SamplingSection, loaded: LoadedModel, seed: int) -> dict[int, str | None]:
+def attach_teachers(
+    section: SamplingSection,
+    loaded: LoadedModel,
+    seed: int,
+) -> dict[int, str | None]:
     """Put the teachers that belong to the policy's trunk there; the adapter of each by its place.
 
     Roles are made when all adapters of a trunk are there.
