@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from tether.algorithms import distillation
 from tether.algorithms.distillation import (
     DIVERGENCES,
-    Opinion,
+    TeacherView,
     Unembedding,
-    differences,
     divergence,
     generalised_jsd,
+    token_gaps,
 )
 
 
@@ -45,11 +45,11 @@ def made(seed, tokens=300, dims=(6, 9), vocab=17, dtype=torch.float64):
         return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
 
     student = Unembedding(random(vocab, dims[0]), random(vocab), 0.7, 5.0)
-    opinions = [
-        Opinion(random(tokens, dims[1]), Unembedding(random(vocab, dims[1])), 0.25),
-        Opinion(random(tokens, dims[0]), Unembedding(random(vocab, dims[0]), None, 2.0), 0.75),
+    views = [
+        TeacherView(random(tokens, dims[1]), Unembedding(random(vocab, dims[1])), 0.25),
+        TeacherView(random(tokens, dims[0]), Unembedding(random(vocab, dims[0]), None, 2.0), 0.75),
     ]
-    return random(tokens, dims[0]), student, opinions
+    return random(tokens, dims[0]), student, views
 
 
 def logits(states, one):
@@ -63,13 +63,13 @@ def logits(states, one):
 @given(seed=st.integers(0, 1000), beta=st.floats(0.05, 0.95))
 @settings(max_examples=8, deadline=None)
 def test_a_divergence_is_its_sum_over_the_vocabulary(kind, seed, beta):
-    hidden, student, opinions = made(seed, tokens=5)
-    ours = divergence(hidden, student, opinions, kind, beta)
+    hidden, student, views = made(seed, tokens=5)
+    ours = divergence(hidden, student, views, kind, beta)
     q = softmax(logits(hidden, student))
     sums = [
         sum(
             one.weight * oracle(kind, q[t], softmax(logits(one.states, one.unembedding))[t], beta)
-            for one in opinions
+            for one in views
         )
         for t in range(len(q))
     ]
@@ -83,21 +83,21 @@ def test_float32_in_chunks_has_the_gradient_of_float64_in_one_piece(kind, frozen
     found = {}
     weights = torch.linspace(0.1, 2, 300, dtype=torch.float64)
     for dtype in (torch.float32, torch.float64):
-        hidden, student, opinions = made(3, dtype=dtype)
+        hidden, student, views = made(3, dtype=dtype)
         hidden.requires_grad_(True)
         layer = [] if frozen else [student.weight, student.bias]
         for one in layer:
             one.requires_grad_(True)
         if dtype == torch.float64:
             own = student.logprobs(hidden)
-            theirs = [one.unembedding.logprobs(one.states) for one in opinions]
+            theirs = [one.unembedding.logprobs(one.states) for one in views]
             parts = [
                 one.weight * DIVERGENCES[kind](own, other, 0.3)
-                for one, other in zip(opinions, theirs, strict=True)
+                for one, other in zip(views, theirs, strict=True)
             ]
             result = sum(parts)
         else:
-            result = divergence(hidden, student, opinions, kind, 0.3)
+            result = divergence(hidden, student, views, kind, 0.3)
         (result * weights.to(dtype)).sum().backward()
         found[dtype] = [one.double() for one in (result, hidden.grad, *(o.grad for o in layer))]
     for ours, exact in zip(*found.values(), strict=True):
@@ -105,9 +105,9 @@ def test_float32_in_chunks_has_the_gradient_of_float64_in_one_piece(kind, frozen
 
 
 def test_no_teacher_gets_a_gradient_and_no_chunk_is_kept(monkeypatch):
-    hidden, student, opinions = made(1, dtype=torch.float32)
+    hidden, student, views = made(1, dtype=torch.float32)
     hidden.requires_grad_(True)
-    for one in opinions:
+    for one in views:
         one.states.requires_grad_(True)
         one.unembedding.weight.requires_grad_(True)
     sizes = []
@@ -117,10 +117,10 @@ def test_no_teacher_gets_a_gradient_and_no_chunk_is_kept(monkeypatch):
         "logprobs",
         lambda self, states: sizes.append(len(states)) or original(self, states),
     )
-    divergence(hidden, student, opinions, "reverse").sum().backward()
+    divergence(hidden, student, views, "reverse").sum().backward()
     assert max(sizes) <= distillation.CHUNK < len(hidden)
     assert hidden.grad is not None
-    assert all(one.states.grad is None and one.unembedding.weight.grad is None for one in opinions)
+    assert all(one.states.grad is None and one.unembedding.weight.grad is None for one in views)
 
 
 def test_a_word_without_any_probability_costs_nothing_where_it_is_not_written():
@@ -140,26 +140,26 @@ def test_the_limits_of_beta_are_refused(beta):
 
 
 def test_what_differs_is_measured_by_the_same_sums():
-    hidden, student, opinions = made(5)
+    hidden, student, views = made(5)
     targets = torch.arange(300) % 17
-    found = differences(hidden, student, opinions, targets)
+    found = token_gaps(hidden, student, views, targets)
     for name in ("reverse", "forward"):
         torch.testing.assert_close(
             getattr(found, name),
-            divergence(hidden, student, opinions, name),
+            divergence(hidden, student, views, name),
         )
     q = softmax(logits(hidden, student))
     np.testing.assert_allclose(found.entropy.numpy(), -(q * np.log(q)).sum(-1), rtol=1e-10)
     others = sum(
         one.weight * (logits(one.states, one.unembedding).argmax(-1) != targets.numpy())
-        for one in opinions
+        for one in views
     )
     np.testing.assert_allclose(found.other.numpy(), others)
 
 
 def test_a_teacher_of_other_words_is_refused():
-    hidden, student, opinions = made(0)
-    few = Opinion(opinions[0].states, Unembedding(opinions[0].unembedding.weight[:-1]))
+    hidden, student, views = made(0)
+    few = TeacherView(views[0].states, Unembedding(views[0].unembedding.weight[:-1]))
     with pytest.raises(ValueError, match="300 tokens and 16 words, the student 300 and 17"):
         divergence(hidden, student, [few], "forward")
 

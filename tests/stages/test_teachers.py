@@ -65,7 +65,7 @@ def make(reward=None, weights=(1.0,), **settings):
     model = add_adapter(base, "policy", LoraConfig(rank=8, last_layers=1), seed=1)
     randomised(model, 3)
     policy = Role(model, "policy")
-    shared = dict(encoder=encoder, micro_batch_tokens=96)
+    shared = {"encoder": encoder, "micro_batch_tokens": 96}
     members = [
         ModelTeacher(role=Role(model), reads=shouted(encoder), weight=weights[0], **shared),
         ModelTeacher(

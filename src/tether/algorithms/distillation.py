@@ -7,12 +7,14 @@ q is the student, p the teacher, both at one token. The names of directions are 
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
+
+from tether.algorithms.logprobs import token_logprobs
 
 States = Float[Tensor, "tokens dim"]
 PerToken = Float[Tensor, " tokens"]
@@ -30,6 +32,17 @@ class Unembedding(NamedTuple):
     temperature: float = 1.0
     softcap: float | None = None
 
+    def chosen(self, states: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probabilities of the targets, and entropies; see `token_logprobs`."""
+        return token_logprobs(
+            states,
+            self.weight,
+            targets,
+            temperature=self.temperature,
+            bias=self.bias,
+            softcap=self.softcap,
+        )
+
     def logprobs(self, states: Tensor) -> Tensor:
         """(rows, dim) -> (rows, vocab) log-probabilities in nats, at least in float32."""
         logits = states @ self.weight.to(states.dtype).T
@@ -41,7 +54,7 @@ class Unembedding(NamedTuple):
         return torch.log_softmax(logits / self.temperature, -1)
 
 
-class Opinion(NamedTuple):
+class TeacherView(NamedTuple):
     """A teacher at the places of a batch.
 
     - states: (tokens, dim) what it computed there, in the student's order of tokens.
@@ -102,7 +115,7 @@ DIVERGENCES: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
 def divergence(
     hidden: States,
     student: Unembedding,
-    opinions: Sequence[Opinion],
+    views: Sequence[TeacherView],
     kind: str,
     beta: float = 0.5,
 ) -> PerToken:
@@ -115,77 +128,38 @@ def divergence(
     backward computes the logits again, as in Cut Your Losses, https://arxiv.org/abs/2411.09009.
     Raises: ``ValueError`` on teachers with another number of tokens or of words.
     """
-    _check(hidden, student, opinions)
+    _check(hidden, student, views)
 
-    def part(own: Tensor, head: Unembedding, place: slice) -> Tensor:
-        logprobs = head.logprobs(own)
+    def part(own: Tensor, place: slice) -> Tensor:
+        logprobs = student.logprobs(own)
         gaps = [
             one.weight
             * DIVERGENCES[kind](logprobs, one.unembedding.logprobs(one.states[place]), beta)
-            for one in opinions
+            for one in views
         ]
         return torch.stack(gaps).sum(0)
 
-    return _Divergence.apply(hidden, student.weight, student.bias, student, part)
-
-
-Part = Callable[[Tensor, Unembedding, slice], Tensor]
+    layer = student.weight, student.bias
+    trained = any(one is not None and one.requires_grad for one in layer)
+    ahead = torch.is_grad_enabled() and not trained
+    parts = []
+    for place in _places(len(hidden)):
+        own = hidden[place]
+        if ahead:
+            leaf = own.detach().requires_grad_(True)
+            gaps = part(leaf, place)
+            (slope,) = torch.autograd.grad(gaps.sum(), leaf)
+            parts.append(gaps.detach() + ((own - own.detach()) * slope).sum(-1))
+        else:
+            parts.append(checkpoint(part, own, place, use_reentrant=False))
+    return torch.cat(parts)
 
 
 def _places(count: int) -> list[slice]:
     return [slice(start, start + CHUNK) for start in range(0, count, CHUNK)]
 
 
-class _Divergence(torch.autograd.Function):
-    """The divergences of one chunk of tokens after another; see `divergence`."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        student: Unembedding,
-        part: Part,
-    ) -> Tensor:
-        ctx.student, ctx.part = student._replace(weight=weight, bias=bias), part
-        trained = weight.requires_grad or (bias is not None and bias.requires_grad)
-        ahead = hidden.requires_grad and not trained
-        values, slopes = [], []
-        for place in _places(len(hidden)):
-            own = hidden[place].detach().requires_grad_(ahead)
-            with torch.set_grad_enabled(ahead):
-                found = part(own, ctx.student, place)
-                slopes += torch.autograd.grad(found.sum(), own) if ahead else ()
-            values.append(found.detach())
-        ctx.save_for_backward(hidden, torch.cat(slopes) if slopes else None)
-        return torch.cat(values) if values else hidden.new_zeros(0, dtype=torch.float32)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        (grad,) = grad_outputs
-        hidden, slope = ctx.saved_tensors
-        if slope is not None:
-            return (slope * grad[:, None]).to(hidden.dtype), None, None, None, None
-        head = Unembedding(*ctx.student)
-        layer = [one.detach().requires_grad_(True) for one in head[:2] if one is not None]
-        sums = [
-            torch.zeros_like(one, dtype=torch.promote_types(one.dtype, grad.dtype)) for one in layer
-        ]
-        grad_hidden = torch.empty_like(hidden)
-        for place in _places(len(hidden)):
-            own = hidden[place].detach().requires_grad_(True)
-            with torch.enable_grad():
-                found = ctx.part(own, Unembedding(*layer, *head[len(layer) :]), place)
-            grad_hidden[place], *found = torch.autograd.grad(found, [own, *layer], grad[place])
-            for total, one in zip(sums, found, strict=True):
-                total += one
-        given = [total.to(one.dtype) for total, one in zip(sums, layer, strict=True)]
-        return grad_hidden, given[0], given[1] if len(given) > 1 else None, None, None
-
-
-class Differences(NamedTuple):
+class TokenGaps(NamedTuple):
     """What separates a student from its teachers at each token, in nats, and whether a teacher's
     likeliest token is another one than was written; (tokens,) each.
     """
@@ -197,40 +171,40 @@ class Differences(NamedTuple):
 
 
 @torch.no_grad()
-def differences(
+def token_gaps(
     hidden: States,
     student: Unembedding,
-    opinions: Sequence[Opinion],
+    views: Sequence[TeacherView],
     targets: Int64[Tensor, " tokens"],
-) -> Differences:
+) -> TokenGaps:
     """Both directions of the KL, the share of other tokens, and the student's entropy.
 
     Shapes: see `divergence`; targets (tokens,) are the tokens that were written.
     """
-    _check(hidden, student, opinions)
+    _check(hidden, student, views)
     parts = []
     for place in _places(len(hidden)):
         own = student.logprobs(hidden[place])
         entropy = -(own.exp() * own).sum(-1)
         sums = [torch.zeros_like(entropy) for _ in range(3)]
-        for opinion in opinions:
+        for opinion in views:
             theirs = opinion.unembedding.logprobs(opinion.states[place])
-            found = (
+            measures = (
                 reverse_kl(own, theirs),
                 forward_kl(own, theirs),
                 _other(theirs, targets[place]).to(entropy.dtype),
             )
-            sums = [total + opinion.weight * one for total, one in zip(sums, found, strict=True)]
+            sums = [total + opinion.weight * one for total, one in zip(sums, measures, strict=True)]
         parts.append((*sums, entropy))
-    return Differences(*map(torch.cat, zip(*parts, strict=True)))
+    return TokenGaps(*map(torch.cat, zip(*parts, strict=True)))
 
 
 def _other(logprobs: Logprobs, targets: Int64[Tensor, " rows"]) -> Bool[Tensor, " rows"]:
     return logprobs.argmax(-1) != targets
 
 
-def _check(hidden: Tensor, student: Unembedding, opinions: Sequence[Opinion]) -> None:
-    for one in opinions:
+def _check(hidden: Tensor, student: Unembedding, views: Sequence[TeacherView]) -> None:
+    for one in views:
         words = len(one.unembedding.weight), len(student.weight)
         if len(one.states) != len(hidden) or words[0] != words[1]:
             raise ValueError(

@@ -21,7 +21,6 @@ from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
 from tether.algorithms.distillation import Unembedding
-from tether.algorithms.logprobs import token_logprobs
 from tether.algorithms.token_batch import TokenBatch
 from tether.models.heads import ScalarHead
 from tether.models.independence import Independence, prove_independence, windows
@@ -416,14 +415,7 @@ class Role:
             padded: of all the output layer's rows, including rows without a token.
         """
         head = self.unembedding(temperature, padded=padded)
-        return token_logprobs(
-            hidden[batch.predict],
-            head.weight,
-            batch.targets,
-            temperature=head.temperature,
-            bias=head.bias,
-            softcap=head.softcap,
-        )
+        return head.chosen(hidden[batch.predict], batch.targets)
 
     def unembedding(self, temperature: float = 1.0, *, padded: bool = False) -> Unembedding:
         """The output layer as it makes a distribution over the tokenizer's tokens; `padded`: over

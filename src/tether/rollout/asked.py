@@ -74,12 +74,12 @@ class AskedTeacher:
         how: Json = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
         body = {"model": self.bases[name], "token_ids": ids, "sampling_params": how}
         rows = received(self.pool.post(name, GENERATE, body), SCORED).prompt_logprobs
-        found = [(row or {}).get(str(i)) for i, row in zip(ids, rows, strict=True)][start:]
-        if None in found:
+        likelihoods = [(row or {}).get(str(i)) for i, row in zip(ids, rows, strict=True)][start:]
+        if None in likelihoods:
             raise RefusedError(
                 "it leaves out log-probabilities of tokens that it was given: a teacher needs each",
             )
-        return [one.logprob for one in found if one]
+        return [one.logprob for one in likelihoods if one]
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[list[float]]:
         """The log-probabilities of the tokens that the policy wrote, in nats.

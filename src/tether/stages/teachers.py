@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from tether.algorithms.distillation import Differences, Opinion, differences, divergence
-from tether.algorithms.logprobs import token_logprobs
+from tether.algorithms.distillation import TeacherView, TokenGaps, divergence, token_gaps
 from tether.algorithms.transfer import to_device
 from tether.core.types import Metrics, Prompt, Rollout, Score
 from tether.data.batches import TokenBatch, batches_for, make_batch
@@ -65,13 +64,13 @@ class ModelTeacher:
     """True if it is on the policy's trunk, so that the lowest layers give it the same."""
 
     @torch.no_grad()
-    def opinion(self, read: Read, temperature: float) -> Opinion:
+    def view(self, read: Read, temperature: float) -> TeacherView:
         """What it computes at the counted tokens, in the order of the batch."""
         head = self.role.unembedding(temperature)
         batch = read.batch
         if self.reads is None:
             states = self.role.hidden(batch, read.common if self.shares else None)
-            return Opinion(states[batch.predict], head, self.weight)
+            return TeacherView(states[batch.predict], head, self.weight)
         own = make_batch(
             [
                 self.encoder.sampled(replace(rollout, prompt_ids=self.reads(rollout.prompt)))
@@ -81,20 +80,13 @@ class ModelTeacher:
             document_tokens=self.role.document_tokens(self.micro_batch_tokens),
         ).to(batch.ids.device)
         states = self.role.hidden(own)[own.predict]
-        return Opinion(states[_places(own, batch)], head, self.weight)
+        return TeacherView(states[_places(own, batch)], head, self.weight)
 
     @torch.no_grad()
     def logprobs(self, read: Read, temperature: float) -> Tensor:
         """See Teacher."""
-        states, head, _ = self.opinion(read, temperature)
-        return token_logprobs(
-            states,
-            head.weight,
-            read.batch.targets,
-            temperature=head.temperature,
-            bias=head.bias,
-            softcap=head.softcap,
-        )[0]
+        states, head, _ = self.view(read, temperature)
+        return head.chosen(states, read.batch.targets)[0]
 
 
 @dataclass(eq=False)
@@ -151,7 +143,7 @@ class Teachers:
         return divergence(
             hidden[read.batch.predict],
             self.policy.unembedding(self.temperature),
-            [one.opinion(read, self.temperature) for one in self.models],
+            [one.view(read, self.temperature) for one in self.models],
             self.config.divergence,
             self.config.beta,
         )
@@ -176,19 +168,19 @@ class Teachers:
                     rows[place][name] = mean
         return rows
 
-    def _measured(self, read: Read) -> Differences:
+    def _measured(self, read: Read) -> TokenGaps:
         batch = read.batch
         hidden = self.policy.hidden(batch)
         if len(self.models) == len(self.members):
-            return differences(
+            return token_gaps(
                 hidden[batch.predict],
                 self.policy.unembedding(self.temperature),
-                [one.opinion(read, self.temperature) for one in self.models],
+                [one.view(read, self.temperature) for one in self.models],
                 batch.targets,
             )
         own, entropy = self.policy.logprobs_of(hidden, batch, self.temperature)
         unknown = torch.full_like(own, torch.nan)
-        return Differences(own - self.logprobs(read), unknown, unknown, entropy)
+        return TokenGaps(own - self.logprobs(read), unknown, unknown, entropy)
 
     @torch.no_grad()
     def follow(self, averages: Sequence[Tensor]) -> None:

@@ -464,9 +464,9 @@ def _settings(
     return build(ModelConfig, values, where="model")
 
 
-def sampling_start(section: SampledSection, loaded: LoadedModel, seed: int) -> Any:
+def start_role(section: SampledSection, loaded: LoadedModel, seed: int) -> Role:
     """A model of its own that stays what the policy starts from."""
-    return frozen_model(loaded.config, seed, section.offload, loaded.mesh)
+    return Role(frozen_model(loaded.config, seed, section.offload, loaded.mesh))
 
 
 Roles = tuple[Role, Role | None, Role | None, tuple[Role, ...]]
@@ -517,7 +517,7 @@ def _separate_roles(
     reference = value = None
     reward: tuple[Role, ...] = ()
     if section.needs_reference:
-        reference = Role(sampling_start(section, loaded, seed))
+        reference = start_role(section, loaded, seed)
     if reward_folder is not None:
         reward, _ = load_scorer(reward_folder, settings, section.offload, mesh)
     if start == "reward" and reward_folder is not None:

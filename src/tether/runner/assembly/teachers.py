@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from tether.core.errors import ConfigError, DataError, ModelError
 from tether.core.types import Conversation, Message, Prompt
@@ -26,7 +25,7 @@ from tether.runner.assembly.roles import (
     load_policy,
     new_role,
     newest_policy,
-    sampling_start,
+    start_role,
 )
 from tether.settings.model import TINY, ModelConfig
 from tether.settings.sampling import PolicySection, SamplingSection
@@ -133,9 +132,9 @@ def teachers_of(
     for place, config in enumerate(section.teacher):
         weight = config.weight / total
         if config.addresses:
-            asked = AskedTeacher(config.addresses, encoder, folder / f"teacher-{place}")
-            ends.callback(asked.close)
-            members.append(AskingTeacher(asked, weight))
+            servers = AskedTeacher(config.addresses, encoder, folder / f"teacher-{place}")
+            ends.callback(servers.close)
+            members.append(AskingTeacher(servers, weight))
             continue
         role, reader = _model(section, config, place, loaded, adapters, seed)
         member = ModelTeacher(
@@ -172,8 +171,7 @@ def _model(
     if place in adapters:
         return Role(loaded.model, adapters[place]), encoder_of(loaded)
     if config.model == START:
-        role = Role(sampling_start(section, loaded, seed))
-        return role, encoder_of(loaded)
+        return start_role(section, loaded, seed), encoder_of(loaded)
     assert config.model is not None
     role, own = load_policy(config.model, loaded.config, seed)
     if not same_tokens(own.tokenizer, loaded.tokenizer):
@@ -237,7 +235,7 @@ def _with_system(text: str, prompt: Prompt) -> Conversation:
     return (Message("system", f"{words}\n\n{first.content}"), *rest)
 
 
-def _called(function: Callable[..., Any], prompt: Prompt) -> Conversation:
+def _called(function: Callable[[Prompt], object], prompt: Prompt) -> Conversation:
     """What a user's function gives the teacher to read."""
     given = function(prompt)
     if not isinstance(given, Iterable) or isinstance(given, str | Mapping):
