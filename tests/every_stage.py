@@ -149,6 +149,15 @@ def recipe(folder: Path, run: Path) -> dict[str, Any]:
             **AVERAGED,
             "baseline": "running_mean",
         },
+        "distill": {
+            "data": prompts,
+            **KEPT,
+            "divergence": "jsd",
+            "teacher": [
+                {"model": "start", "system": "shout", "follow": 0.5},
+                {"model": "start", "system": "{prompt}, and again", "weight": 2.0},
+            ],
+        },
         "best_of_n": {"data": prompts, **KEPT, "reward_source": "random"},
         "online_direct": {"data": prompts, **AVERAGED},
         "rounds": {

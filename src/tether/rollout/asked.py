@@ -35,8 +35,7 @@ class AskedTeacher:
         RunError: none answers.
     """
 
-    def __init__(self, addresses: Sequence[str], encoder: ChatEncoder, folder: Path) -> None:
-        config = ServersConfig(addresses=tuple(addresses))
+    def __init__(self, config: ServersConfig, encoder: ChatEncoder, folder: Path) -> None:
         self.probe = probe_ids(encoder)
         self.given = dict[str, list[float]]()
         self.bases = dict[str, str]()

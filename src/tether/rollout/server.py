@@ -57,6 +57,7 @@ class EngineServer(JsonServer):
         address: host and port; port 0 takes a free one (`server_address`).
         base: the name of the model under the adapters in /v1/models.
         load: opens an adapter.
+        plain: the engine of the model under the adapters, for requests that name it.
         unload: takes back the engine of an adapter that is no longer used.
         context: the longest sequence, in tokens.
         vocabulary: the number of token ids.
@@ -70,6 +71,7 @@ class EngineServer(JsonServer):
         base: str,
         load: Loader,
         unload: Callable[[LocalEngine], None],
+        plain: Callable[[], LocalEngine],
         *,
         context: int,
         vocabulary: int,
@@ -87,6 +89,7 @@ class EngineServer(JsonServer):
         self.base = base
         self.load = load
         self.unload = unload
+        self.plain = plain
         self.context = context
         self.vocabulary = vocabulary
         self.alone = alone
@@ -162,7 +165,7 @@ class EngineServer(JsonServer):
 
     def _with_engine(self, model: str, work: Callable[[LocalEngine], T]) -> T | tuple[int, str]:
         """Result of `work` with the engine of a name, or a status and a reason."""
-        engine = self.engines.get(model)
+        engine = self.plain() if model == self.base else self.engines.get(model)
         return (
             (404, f"no adapter is called {model!r}")
             if engine is None

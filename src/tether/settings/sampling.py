@@ -182,7 +182,7 @@ class RewardedSection(reward_tables()):
                     "verifiable, and no other"
                 )
         if self.reward_source == "teacher" and not dict(self).get("teacher"):
-            yield "reward_source = 'teacher' needs one: name a model, a run or a server in teacher"
+            yield "reward_source = 'teacher' is that of a policy-gradient stage with a teacher"
         compared = self.reward_source == "majority" and self.verifiable
         if compared and compared.kind == "code":
             yield (
@@ -469,6 +469,10 @@ class DistillSection(PolicySection):
 
     algorithm: Literal["distill"] = Field(default="distill", description="the preset")
     samples_per_prompt: FromOne = Field(default=1, description="answers to each of them")
+
+    def faults(self) -> Iterator[str]:
+        if not self.teacher:
+            yield "distillation needs a teacher: name a model, a run or a server in teacher"
 
 
 class BestOfNSection(OnlineSection, BestOfNConfig):

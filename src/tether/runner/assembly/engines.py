@@ -308,6 +308,7 @@ def engine_server(
         loaded.source,
         load,
         spare.append,
+        whole,
         context=loaded.context_length,
         vocabulary=loaded.model.get_input_embeddings().weight.shape[0],
         alone=alone,

@@ -30,6 +30,7 @@ from tether.runner.assembly.roles import (
 from tether.settings.model import TINY, ModelConfig
 from tether.settings.sampling import PolicySection, SamplingSection
 from tether.settings.teacher import START, TeacherConfig
+from tether.settings.workers import ServersConfig
 from tether.stages.teachers import AskingTeacher, ModelTeacher, Reads, Teachers
 
 _LOG = logging.getLogger(__name__)
@@ -132,7 +133,9 @@ def teachers_of(
     for place, config in enumerate(section.teacher):
         weight = config.weight / total
         if config.addresses:
-            servers = AskedTeacher(config.addresses, encoder, folder / f"teacher-{place}")
+            servers = AskedTeacher(
+                ServersConfig(addresses=config.addresses), encoder, folder / f"teacher-{place}"
+            )
             ends.callback(servers.close)
             members.append(AskingTeacher(servers, weight))
             continue

@@ -1,0 +1,190 @@
+"""Distillation as a stage of a recipe: who teaches, what a teacher reads, and what is refused."""
+
+import json
+
+import pytest
+import torch
+from tests.runner.killed import engine_server
+
+import tether
+from tether.core.errors import ConfigError, DataError, Interrupted
+from tether.core.rundir import read_json, read_jsonl
+from tether.models.saving import read_role
+
+TEACHER = {"model": "start", "system": "Answer in capitals, about {topic}"}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [{"prompt": f"say {c}", "topic": c} for c in "aeioubcd"]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    told = [{"prompt": f"say {c}", "response": c * 5, "topic": c} for c in "aeioubcd"]
+    (tmp_path / "told.jsonl").write_text("".join(json.dumps(row) + "\n" for row in told))
+    (tmp_path / "reads.py").write_text(
+        "def hint(prompt):\n"
+        "    return [{'role': 'user', 'content': f'{prompt.text}! The answer: {prompt.row[\"topic\"]}'}]\n",
+    )
+    return tmp_path
+
+
+def recipe(teacher=TEACHER, model=None, **settings):
+    return {
+        "run": "run",
+        "model": {"source": "tiny", "dtype": "float32", **(model or {})},
+        "distill": {
+            "data": {"path": "rows.jsonl"},
+            "teacher": teacher,
+            "steps": 4,
+            "prompts_per_step": 4,
+            "max_new_tokens": 8,
+            "optimizer": {"learning_rate": 1e-2},
+            **settings,
+        },
+    }
+
+
+def divergences(run):
+    return [row["teacher/divergence"] for row in read_jsonl(run.path / "distill" / "metrics.jsonl")]
+
+
+def weights(run):
+    from safetensors.torch import load_file
+
+    (path,) = (run.path / "distill" / "policy").rglob("adapter_model.safetensors")
+    return load_file(path)
+
+
+@pytest.mark.parametrize("divergence", ["token", "reverse", "forward", "jsd"])
+def test_the_distance_from_the_teacher_falls_on_held_out_prompts(folder, divergence):
+    run = tether.run(
+        recipe(
+            divergence=divergence, steps=12, evaluate={"prompts": 3, "every": 4, "keep": "best"}
+        ),
+        progress=False,
+    )
+    measured = read_json(run.path / "distill" / "summary.json")["heldout"]["measured"]
+    assert measured["0"]["value"] < measured["12"]["value"] < 0
+    names = ("forward_kl", "other_tokens", "entropy")
+    last = list(read_jsonl(run.path / "distill" / "metrics.jsonl"))[-1]
+    assert all(f"heldout/{name}" in last for name in names)
+
+
+def test_a_run_teaches_its_start_on_the_same_trunk(folder):
+    """Its policy's own answers have no distance from it, and one that learns from it gets nearer."""
+    first = tether.run(recipe(), progress=False)
+    taught = {**recipe("run", steps=6, divergence="reverse"), "run": "taught"}
+    run = tether.run(taught, progress=False)
+    assert divergences(run)[-1] < divergences(run)[0]
+    saved = read_role(run.path / "distill" / "policy")
+    assert saved["adapter"] is not None and set(weights(run)) == set(weights(first))
+    apart = {**recipe("run", steps=1, divergence="reverse", roles="separate"), "run": "apart"}
+    assert divergences(tether.run(apart, progress=False))[0] == pytest.approx(
+        divergences(run)[0],
+        rel=1e-4,
+    )
+
+
+def test_a_function_says_what_the_teacher_reads(folder):
+    run = tether.run(recipe({"model": "start", "call": "reads.py:hint"}, steps=1), progress=False)
+    assert divergences(run)[0] != 0
+    again = tether.run(
+        {
+            **recipe({"model": "start", "system": "The answer: {topic}"}, steps=1),
+            "run": "again",
+        },
+        progress=False,
+    )
+    assert divergences(run) != divergences(again)
+
+
+def test_a_teacher_that_follows_goes_on_where_it_was(folder):
+    """Stopped after two of four steps, a run ends with the bits of one in one go."""
+    teacher = {"model": "start", "system": "shout", "follow": 0.6}
+    whole = tether.run({**recipe(teacher, checkpoint_every=1), "run": "whole"}, progress=False)
+
+    def stop(stage, step, metrics):
+        if step == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises((KeyboardInterrupt, Interrupted)):
+        tether.run(recipe(teacher, checkpoint_every=1), on_step=stop, progress=False)
+    run = tether.run(recipe(teacher, checkpoint_every=1), progress=False)
+    assert divergences(run) == divergences(whole)
+    for name, tensor in weights(whole).items():
+        assert torch.equal(tensor, weights(run)[name])
+    still = {"model": "start", "system": "shout"}
+    fixed = tether.run({**recipe(still), "run": "fixed"}, progress=False)
+    assert divergences(fixed)[0] == divergences(whole)[0]
+    assert divergences(fixed)[2:] != divergences(whole)[2:]
+
+
+def test_a_server_teaches_what_the_same_model_here_teaches(folder, monkeypatch):
+    monkeypatch.setenv("TETHER_SERVER_TOKEN", "a token of the run")
+    address = engine_server(folder)
+    # the server holds the start: the first step finds no distance, and with a reward as well the
+    # teacher is the tether that a KL in the reward of tokens is
+    pushed = {"reward_source": "random", "samples_per_prompt": 4, "gamma": 1.0}
+    there = tether.run(
+        {**recipe({"addresses": [address]}, **pushed, teacher_coefficient=0.05), "run": "there"},
+        progress=False,
+    )
+    plain = {"baseline": "none", "normalize_scores": False, "kl": {"coefficient": 0.05}}
+    here = recipe(**pushed, **plain)
+    settings = here.pop("distill")
+    del settings["teacher"]
+    run = tether.run({**here, "run": "here", "reinforce": settings}, progress=False)
+    moved = list(read_jsonl(run.path / "reinforce" / "metrics.jsonl"))
+    assert abs(divergences(there)[0]) < 1e-5
+    own = list(read_jsonl(there.path / "distill" / "metrics.jsonl"))
+    for one, other in zip(own, moved, strict=True):
+        assert one["kl/policy_reference_k1"] == pytest.approx(
+            other["kl/policy_reference_k1"],
+            abs=1e-4,
+        )
+    assert own[-1]["kl/policy_reference_k1"] > 0.01
+
+
+def test_replies_of_the_rows_are_learned_where_nothing_is_sampled(folder):
+    data = {"data": {"path": "told.jsonl"}, "own_answers": 0.0, "divergence": "forward"}
+    run = tether.run(recipe(**data), progress=False)
+    rows = list(read_jsonl(run.path / "distill" / "samples.jsonl"))
+    assert {row["response"] for row in rows} <= {c * 5 for c in "aeioubcd"}
+    assert divergences(run)[-1] > 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"teacher": ()}, "needs a teacher"),
+        ({"teacher": {"model": "start"}}, "teaches it nothing"),
+        ({"teacher": {"model": "start", "addresses": ["http://x"]}}, "one of both"),
+        ({"own_answers": 0.5}, "whole distribution"),
+        ({"divergence": "jsd", "beta": 0.0}, "no divergence"),
+        ({"teacher": {"addresses": ["http://x"]}, "divergence": "reverse"}, "a server gives"),
+        ({"teacher": {"addresses": ["http://x"], "system": "s"}}, "a server reads"),
+        ({"teacher": {"model": "run", "follow": 0.9}}, "moves a copy"),
+        ({"teacher": {"model": "start", "follow": 0.9}, "roles": "separate"}, "shared"),
+        ({"teacher": {"addresses": ["http://x"]}, "temperature": 0.7}, "temperature = 1"),
+    ],
+)
+def test_what_has_no_effect_is_refused_before_anything_runs(folder, settings, words):
+    with pytest.raises(ConfigError, match=words):
+        tether.run(recipe(**settings), progress=False)
+
+
+def test_a_teacher_with_other_tokens_is_refused_with_what_to_do(folder):
+    (folder / "other").mkdir()
+    from tether.models.tiny import tiny_model, tiny_tokenizer
+
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_tokens(["<new>"])
+    tiny_model(0).save_pretrained(folder / "other")
+    tokenizer.save_pretrained(folder / "other")
+    with pytest.raises(ConfigError, match=r"another tokenizer.*Fine-tune on texts"):
+        tether.run(recipe("other"), progress=False)
+
+
+def test_a_column_that_is_not_there_is_named(folder):
+    with pytest.raises(DataError, match=r"names \{subject\}.*topic"):
+        tether.run(recipe({"model": "start", "system": "About {subject}"}), progress=False)
