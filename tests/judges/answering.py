@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import threading
@@ -82,12 +83,12 @@ class Server:
                     server.under_way += 1
                     server.most_under_way = max(server.most_under_way, server.under_way)
                 try:
-                    self.answer(server.behaviour(body, number))
-                except (BrokenPipeError, ConnectionResetError):
-                    pass  # whoever asked has given up
-                finally:
+                    words = server.behaviour(body, number)
+                finally:  # before the answer, for who has it asks again at once
                     with server.lock:
                         server.under_way -= 1
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    self.answer(words)  # unless whoever asked has given up
 
             def answer(self, said: Any) -> None:
                 self.close_connection = True

@@ -59,7 +59,7 @@ def weights(run):
 def test_the_distance_from_the_teacher_falls_on_held_out_prompts(folder, divergence):
     run = tether.run(
         recipe(
-            divergence=divergence, steps=12, evaluate={"prompts": 3, "every": 4, "keep": "best"}
+            divergence=divergence, steps=12, evaluate={"prompts": 3, "every": 4, "keep": "best"},
         ),
         progress=False,
     )
@@ -160,7 +160,7 @@ def test_replies_of_the_rows_are_learned_where_nothing_is_sampled(folder):
         ({"teacher": {"model": "start"}}, "teaches it nothing"),
         ({"teacher": {"model": "start", "addresses": ["http://x"]}}, "one of both"),
         ({"own_answers": 0.5}, "whole distribution"),
-        ({"divergence": "jsd", "beta": 0.0}, "no divergence"),
+        ({"divergence": "jsd", "jsd_beta": 0.0}, "no divergence"),
         ({"teacher": {"addresses": ["http://x"]}, "divergence": "reverse"}, "a server gives"),
         ({"teacher": {"addresses": ["http://x"], "system": "s"}}, "a server reads"),
         ({"teacher": {"model": "run", "follow": 0.9}}, "moves a copy"),

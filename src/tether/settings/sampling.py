@@ -465,8 +465,6 @@ class ReinforceSection(PolicySection):
 class DistillSection(PolicySection):
     """On-policy distillation, as a stage of a recipe."""
 
-    rates: ClassVar[Rates] = Rates(5e-4, 1e-6)
-
     algorithm: Literal["distill"] = Field(default="distill", description="the preset")
     samples_per_prompt: FromOne = Field(default=1, description="answers to each of them")
 

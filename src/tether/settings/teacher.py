@@ -98,9 +98,9 @@ class TaughtConfig(Config):
         default="token",
         description="token: each token's log-ratio of teacher to policy joins its reward; else "
         "the loss has a divergence over all words: KL(policy || teacher), KL(teacher || policy), "
-        "or the Jensen-Shannon divergence of beta",
+        "or the Jensen-Shannon divergence of jsd_beta",
     )
-    beta: Annotated[
+    jsd_beta: Annotated[
         BelowOne,
         Needs("divergence = 'jsd'", "has no effect without divergence = 'jsd'"),
     ] = Field(
@@ -118,8 +118,8 @@ class TaughtConfig(Config):
     )
 
     def faults(self) -> Iterator[str]:
-        if self.divergence == "jsd" and not self.beta:
-            yield "beta = 0 is no divergence: set divergence = 'forward'"
+        if self.divergence == "jsd" and not self.jsd_beta:
+            yield "jsd_beta = 0 is no divergence: set divergence = 'forward'"
         if self.divergence != "token" and any(one.addresses for one in self.teacher):
             yield (
                 f"divergence = {self.divergence!r} needs a teacher's whole distribution, and a "

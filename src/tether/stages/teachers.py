@@ -145,7 +145,7 @@ class Teachers:
             self.policy.unembedding(self.temperature),
             [one.view(read, self.temperature) for one in self.models],
             self.config.divergence,
-            self.config.beta,
+            self.config.jsd_beta,
         )
 
     @torch.no_grad()
