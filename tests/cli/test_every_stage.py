@@ -34,7 +34,7 @@ SHORT = {
             f"{name}.{key}"
             for key in ("data.limit=16", "steps=2", "prompts_per_step=4", "max_new_tokens=8")
         ]
-        for name in ("ppo", "grpo", "reinforce", "best_of_n", "online_direct")
+        for name in ("ppo", "grpo", "reinforce", "distill", "best_of_n", "online_direct")
     },
 }
 """What makes a section of a beginning short."""

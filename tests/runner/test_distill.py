@@ -59,7 +59,9 @@ def weights(run):
 def test_the_distance_from_the_teacher_falls_on_held_out_prompts(folder, divergence):
     run = tether.run(
         recipe(
-            divergence=divergence, steps=12, evaluate={"prompts": 3, "every": 4, "keep": "best"},
+            divergence=divergence,
+            steps=12,
+            evaluate={"prompts": 3, "every": 4, "keep": "best"},
         ),
         progress=False,
     )

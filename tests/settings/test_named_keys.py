@@ -18,6 +18,7 @@ from tether.settings.stages import STAGES
 NEEDED: dict[str, dict[str, Any]] = {
     "pairs": {"judge": {"call": "m:f"}},
     "evaluate": {"judge": {"call": "m:f"}},
+    "distill": {"teacher": "runs/one"},
 }
 
 

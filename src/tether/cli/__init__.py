@@ -81,8 +81,8 @@ class Commands(_Group):
 
 GROUPS = {"data": ("inspect",), "env": ("try",), "prefs": prefs.COMMANDS}
 PANELS = {
-    "Train": "quickstart sft reward process direct dpo kto ppo grpo reinforce rloo best-of-n "
-    "online-direct rounds",
+    "Train": "quickstart sft reward process direct dpo kto ppo grpo reinforce rloo distill "
+    "best-of-n online-direct rounds",
     "Data": "data",
     "Preferences": "pairs prefs",
     "Judge": "evaluate duel judge constitution reward-bench",

@@ -429,12 +429,6 @@ class PolicySection(OnlineSection, PolicyConfig):
                 "= 'learned')"
             )
 
-        if self.own_answers < 1 and (self.task or self.verifiable or self.max_staleness):
-            yield (
-                "own_answers reads replies of the rows: leave out task and verifiable, and set "
-                "max_staleness = 0"
-            )
-
     @property
     def kind(self) -> type | None:
         return super().kind if self.own_answers == 1 else Demonstration
@@ -460,17 +454,6 @@ class ReinforceSection(PolicySection):
         default="reinforce",
         description="the preset",
     )
-
-
-class DistillSection(PolicySection):
-    """On-policy distillation, as a stage of a recipe."""
-
-    algorithm: Literal["distill"] = Field(default="distill", description="the preset")
-    samples_per_prompt: FromOne = Field(default=1, description="answers to each of them")
-
-    def faults(self) -> Iterator[str]:
-        if not self.teacher:
-            yield "distillation needs a teacher: name a model, a run or a server in teacher"
 
 
 class BestOfNSection(OnlineSection, BestOfNConfig):

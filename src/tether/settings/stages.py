@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tether.core.types import Json, Prompt
+from tether.settings.distill import DistillSection
 from tether.settings.evaluation import EvaluationSection
 from tether.settings.pairs import PairsSection
 from tether.settings.reward import RewardSection
 from tether.settings.rounds import RoundsSection
 from tether.settings.sampling import (
     BestOfNSection,
-    DistillSection,
     GRPOSection,
     OnlineDirectSection,
     PPOSection,

@@ -126,10 +126,16 @@ class TaughtConfig(Config):
                 "server gives that of the written tokens: set divergence = 'token'"
             )
 
+        others = dict(self)
+        if self.own_answers < 1 and any(map(others.get, ("task", "verifiable", "max_staleness"))):
+            yield (
+                "own_answers reads replies of the rows: leave out task and verifiable, and set "
+                "max_staleness = 0"
+            )
         following = [one for one in self.teacher if one.follow]
-        if len(following) > 1 or (following and dict(self).get("ema_decay")):
+        if len(following) > 1 or (following and others.get("ema_decay")):
             yield "one moving average of the policy is kept: one teacher may follow it, or ema_decay"
-        if following and dict(self).get("roles") == "separate":
+        if following and others.get("roles") == "separate":
             yield "a teacher that follows is an adapter on the policy's trunk: set roles = 'shared'"
 
     @property

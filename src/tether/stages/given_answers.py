@@ -81,3 +81,8 @@ class PartlyGiven:
             prompt,
         )
         return RolloutGroup(prompt, (rollout,) * count)
+
+
+def partly_given(engine: Engine, encoder: ChatEncoder, share: float) -> Engine:
+    """An engine that answers this share of the prompts itself; 1: the engine as it is."""
+    return engine if share == 1 else PartlyGiven(engine, encoder, share)

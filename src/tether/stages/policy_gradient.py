@@ -19,7 +19,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from tether.algorithms import kl as divergences
 from tether.algorithms import policy_losses as losses
 from tether.algorithms.advantages import gae, returns_to_go
 from tether.algorithms.masked import masked_sum, whiten
@@ -30,7 +29,7 @@ from tether.data.batches import TokenBatch
 from tether.data.chat import ChatEncoder
 from tether.models.trunk import Role
 from tether.settings.policy import PolicyConfig
-from tether.stages.given_answers import PartlyGiven
+from tether.stages.given_answers import partly_given
 from tether.stages.learner.local import LocalLearner
 from tether.stages.learner.loop import epoch_order
 from tether.stages.learner.ranks import ALONE, Ranks
@@ -49,17 +48,14 @@ from tether.stages.rollouts import (
 from tether.stages.surrogates import kl_term, surrogate
 from tether.stages.teachers import ALONE as TEACHERS_ALONE
 from tether.stages.teachers import Teachers
+from tether.stages.tethered import Tethered
 from tether.stages.update_metrics import UpdateMetrics
 
 _log = logging.getLogger(__name__)
-BOUND_REACHED = (
-    "The KL coefficient has reached its bound %.3g and moves no further: KL %.3g nats a response, "
-    "target %.3g. Change kl.target or the learning rate, or raise kl.max_factor"
-)
 
 
 @dataclass(eq=False, kw_only=True)
-class PolicyGradient:
+class PolicyGradient(Tethered):
     """One policy and a reward source; with a tether its frozen reference, with a critic a value
     function.
 
@@ -183,7 +179,7 @@ class PolicyGradient:
         for start in range(0, len(prompts), size):
             places = self.ordinals(number)[start:]
             rollouts, scores = sample_and_score(
-                self.sampler,
+                partly_given(self.engine, self.encoder, config.own_answers),
                 self.reward,
                 config,
                 prompts[start : start + size],
@@ -212,12 +208,6 @@ class PolicyGradient:
             metrics["group/sampled"] = len(drawn)
         rollouts, scores = zip(*(used or drawn)[: size * config.samples_per_prompt], strict=True)
         return list(rollouts), list(scores), metrics
-
-    @property
-    def sampler(self) -> Engine:
-        """What answers the prompts of training: the policy, or for a share of them the row."""
-        share = self.config.own_answers
-        return self.engine if share == 1 else PartlyGiven(self.engine, self.encoder, share)
 
     def follow(self) -> None:
         """Move the teacher that follows the policy."""
@@ -496,37 +486,6 @@ class PolicyGradient:
         self.learner.backward(loss)
         measured = {f"policy/{name}": value for name, value in diagnostics._asdict().items()}
         return {**stats, "loss": loss.detach(), **measured}
-
-    def adapt_kl(self, observed: float, num_responses: int) -> None:
-        """Move the KL's weight towards its target, or end the training beyond it; `observed` in
-        nats a response.
-        """
-        kl = self.config.kl
-        if not math.isfinite(observed):  # of a step whose update was left out
-            return
-        if kl.mode == "adaptive":
-            before, bounds = self.kl_coefficient, self.kl_bounds
-            self.kl_coefficient = divergences.adapt_kl_coefficient(
-                before,
-                observed,
-                kl.target,
-                kl.horizon,
-                num_responses,
-                bounds=bounds,
-            )
-            if self.kl_coefficient in bounds and before not in bounds:
-                _log.warning(BOUND_REACHED, self.kl_coefficient, observed, kl.target)
-        self.stopped = kl.mode == "stop" and divergences.kl_target_reached(observed, kl.target)
-
-    @property
-    def kl_bounds(self) -> tuple[float, float]:
-        """Least and greatest coefficient of the KL."""
-        kl = self.config.kl
-        return kl.coefficient / kl.max_factor, kl.coefficient * kl.max_factor
-
-    def raise_kl(self) -> None:
-        """Double the coefficient of the KL, up to its bound."""
-        self.kl_coefficient = min(2 * self.kl_coefficient, self.kl_bounds[1])
 
     def summary(self, history: Sequence[Readings]) -> Json:
         """The part of the run's summary that this stage adds."""

@@ -134,7 +134,9 @@ def teachers_of(
         weight = config.weight / total
         if config.addresses:
             servers = AskedTeacher(
-                ServersConfig(addresses=config.addresses), encoder, folder / f"teacher-{place}",
+                ServersConfig(addresses=config.addresses),
+                encoder,
+                folder / f"teacher-{place}",
             )
             ends.callback(servers.close)
             members.append(AskingTeacher(servers, weight))
