@@ -23,6 +23,7 @@ from tether.settings.learner import OptimizerConfig
 from tether.settings.model import LoraConfig
 from tether.settings.policy import PRESETS, PolicyConfig
 from tether.settings.reading import build
+from tether.settings.teacher import TaughtConfig
 from tether.stages.online_loop import train
 from tether.stages.policy_gradient import PolicyGradient
 
@@ -316,6 +317,25 @@ def test_the_first_gradient_is_the_equation(name, budget):
     for one, other in zip(ours, expected, strict=True):
         torch.testing.assert_close(one, other, atol=2e-6, rtol=2e-4)
     assert metrics["policy/first_ratio_deviation"] == 0.0
+
+
+@pytest.mark.parametrize("name", ["rloo", "grpo, corrected k3", "dr_grpo"])
+def test_a_masked_answer_is_neither_in_the_loss_nor_in_a_baseline(name):
+    """The equation over the answers that ended alone, the masked ones counted and still scored."""
+    algorithm, settings, equation = CASES[name]
+    stage = make(algorithm, truncated="mask", **settings)
+    ours, rollouts, scores, metrics = gradient_of_first_update(stage)
+    cut = [not rollout.finished for rollout in rollouts]
+    assert 2 < sum(cut) < 10 and metrics["response/masked"] == sum(cut) / len(cut)
+    assert sum(score.value is None for score in scores) == 2
+    kept = [Score(None) if gone else s for gone, s in zip(cut, scores, strict=True)]
+    expected = torch.autograd.grad(
+        equation(Facts(stage, rollouts, kept)),
+        stage.policy.parameters(),
+    )
+    assert max(g.abs().max() for g in expected) > 1e-3
+    for one, other in zip(ours, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=2e-6, rtol=2e-4)
 
 
 def test_reinforce_with_a_learned_value_subtracts_it():
@@ -681,6 +701,7 @@ SWITCHED = {
     "normalize_scores": ("ppo", False),
     "score_clip": ("ppo", 0.5),
     "missing_stop_penalty": ("ppo", 1.0),
+    "truncated": ("ppo", "mask"),
     "overlong_buffer": ("ppo", 4),
     "overlong_penalty": ("ppo", 3.0, {"overlong_buffer": 4}),
     "step_rewards": ("ppo", True),
@@ -732,12 +753,14 @@ NOT_OF_THE_LOSS = {
 
 def test_every_option_is_accounted_for():
     """A new field needs a case above, or a reason to stand among those that shape the run and not
-    the update.
+    the update; those of teachers have test_teachers.py.
     """
     fields = (set(PolicyConfig.model_fields) - {"kl"}) | {
         f"kl.{name}" for name in KLConfig.model_fields
     }
-    assert fields == set(SWITCHED) | NOT_OF_THE_LOSS | {"kl.report"}
+    assert fields - set(TaughtConfig.model_fields) == (
+        set(SWITCHED) | NOT_OF_THE_LOSS | {"kl.report"}
+    )
 
 
 @pytest.fixture(scope="module")

@@ -184,6 +184,18 @@ class PolicyConfig(TaughtConfig, SampledConfig):
         default=1.0,
         description="taken off the score at the end of that buffer",
     )
+    truncated: Annotated[
+        Literal["score", "mask"],
+        Needs(
+            "not missing_stop_penalty",
+            "leaves an answer out, and missing_stop_penalty takes something off its score: choose one",
+            "mask",
+        ),
+    ] = Field(
+        default="score",
+        description="an answer that did not end in time is scored as it is, less "
+        "missing_stop_penalty, or left out of loss and baseline and counted",
+    )
     step_rewards: Annotated[
         bool,
         Needs(

@@ -39,9 +39,10 @@ from tether.stages.rollouts import (
     Experience,
     Step,
     deal,
+    drawn_metrics,
+    learned_scores,
     reported,
     sample_and_score,
-    sample_metrics,
     silent,
     step_metrics,
 )
@@ -94,8 +95,8 @@ class PolicyGradient(Tethered):
         """True if training needs the KL of every answer. If only the report needs it, the reference
         reads a part of the answers.
         """
-        in_reward = config.kl.coefficient > 0 and config.kl.place != "loss"
-        in_reward = in_reward or config.by_token
+        kl_in_reward = config.kl.coefficient > 0 and config.kl.place != "loss"
+        in_reward = kl_in_reward or config.by_token
         self.old_from_update = config.one_update and value is None and not in_reward
         """True if the update's own pass gives the old log-probabilities. They are then unneeded
         before, and the policy is unchanged between.
@@ -156,6 +157,8 @@ class PolicyGradient(Tethered):
             metrics.update(experience.compared(score=self.reward.name == TEACHERS_ALONE))
         coefficient = None if self.reference is None else self.kl_coefficient
         metrics.update(step_metrics(experience, coefficient=coefficient, critic=config.critic))
+        if config.truncated == "mask":
+            metrics["response/masked"] = 1.0 - metrics["response/stop_rate"]
         metrics.update(self.shaping.kl_price(metrics, self.kl_coefficient))
         self.shaping.follow(experience, self.kl_coefficient)
         if metrics["policy/updates"]:  # a step that moves nothing says nothing of the tether
@@ -186,7 +189,8 @@ class PolicyGradient(Tethered):
                 places,
                 clock,
             )
-            pairs, useless = list(zip(rollouts, scores, strict=True)), silent(config, scores)
+            pairs = list(zip(rollouts, scores, strict=True))
+            useless = silent(config, learned_scores(config, rollouts, scores))
             num_silent, drawn = num_silent + sum(useless), drawn + pairs
             used += [
                 pair
@@ -202,10 +206,7 @@ class PolicyGradient(Tethered):
             else {}
         )
         if config.filter_groups:  # what was left out counts in how good the policy is
-            of_all = sample_metrics(*zip(*drawn, strict=True))
-            names = ("reward/proxy", "reward/proxy_std", "reward/failed")
-            metrics |= {name: of_all[name] for name in names}
-            metrics["group/sampled"] = len(drawn)
+            metrics |= drawn_metrics(drawn)
         rollouts, scores = zip(*(used or drawn)[: size * config.samples_per_prompt], strict=True)
         return list(rollouts), list(scores), metrics
 
@@ -231,8 +232,9 @@ class PolicyGradient(Tethered):
 
         Where `filter_groups` finds no group that teaches something, none of them counts.
         """
-        config, taught = self.config, [score.value is not None for score in scores]
-        if config.filter_groups and all(silent(config, scores)):
+        config, learned = self.config, learned_scores(self.config, rollouts, scores)
+        taught = [score.value is not None for score in learned]
+        if config.filter_groups and all(silent(config, learned)):
             _log.warning(
                 "step %d: in every group all answers score alike: filter_groups leaves nothing to "
                 "learn from",

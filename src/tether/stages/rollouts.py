@@ -24,7 +24,7 @@ from tether.core.protocols import Engine, RewardSource, count_of, now_doing
 from tether.core.types import Metrics, Prompt, Rollout, Score
 from tether.data.batches import Cuts, cut_batches, make_batch
 from tether.data.chat import ChatEncoder
-from tether.settings.policy import SampledConfig
+from tether.settings.policy import PolicyConfig, SampledConfig
 from tether.stages.learner.ranks import ALONE, Ranks
 from tether.stages.teachers import Read
 
@@ -114,6 +114,18 @@ def penalised_scores(
     return [
         None if s.value is None else s.value - penalty * (not r.finished)
         for r, s in zip(rollouts, scores, strict=True)
+    ]
+
+
+def learned_scores(
+    config: PolicyConfig,
+    rollouts: Sequence[Rollout],
+    scores: Sequence[Score],
+) -> list[Score]:
+    """The scores that a step learns from: with truncated = "mask" none of an answer without end."""
+    return [
+        score if rollout.finished or config.truncated == "score" else Score(None)
+        for rollout, score in zip(rollouts, scores, strict=True)
     ]
 
 
@@ -361,6 +373,13 @@ def sample_metrics(rollouts: Sequence[Rollout], scores: Sequence[Score]) -> Metr
             "episode/segments": segments,
         }
     return metrics
+
+
+def drawn_metrics(drawn: Sequence[tuple[Rollout, Score]]) -> Metrics:
+    """How good the policy is by all that was drawn, used or not."""
+    of_all = sample_metrics(*zip(*drawn, strict=True))
+    names = ("reward/proxy", "reward/proxy_std", "reward/failed")
+    return {**{name: of_all[name] for name in names}, "group/sampled": len(drawn)}
 
 
 def distinct(rollouts: Sequence[Rollout]) -> float:

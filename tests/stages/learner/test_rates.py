@@ -39,7 +39,7 @@ PAIRS = {
     "online_direct": (5e-7, 5e-6),
     "rounds": (5e-7, 5e-6),
 }
-PUBLISHED = WHOLE | PAIRS | dict.fromkeys(("ppo", "grpo", "reinforce"), (1e-6, 1e-5))
+PUBLISHED = WHOLE | PAIRS | dict.fromkeys(("ppo", "grpo", "reinforce", "distill"), (1e-6, 1e-5))
 """Of whole models."""
 STAGES = making("sft", "reward", "direct", "policy", "rounds")
 SAMPLING = ("ppo", "grpo", "reinforce", "best_of_n", "online_direct")
@@ -50,6 +50,8 @@ def recipe_of(name: str, folder="run", **settings) -> Recipe:
         settings = {"reward_source": "random", **settings} | (
             {"roles": "separate"} if settings.get("lora") is False else {}
         )
+    if name == "distill":
+        settings = {"teacher": "runs/one", **settings}
     if name == "rounds":
         optimizer = (
             {"direct": {"optimizer": settings.pop("optimizer")}} if "optimizer" in settings else {}
