@@ -426,6 +426,7 @@ def test_every_option_changes_what_is_learned(tmp_path):
         "checkpoint_every",
         "keep_checkpoints",
         "sample_rows",
+        "thought_tokens",  # of a template that writes thoughts: tests/rollout/test_thinking.py
     }
     assert CHANGES.keys() | others == BestOfNConfig.model_fields.keys()
 

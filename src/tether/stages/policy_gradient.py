@@ -284,10 +284,9 @@ class PolicyGradient(Tethered):
         count = len(experience.rollouts)
         part = [*range(count)] if self.tethered else reported(self.config, count, number)
         reference = self.reference if len(part) == count else None
-        one_trunk = reference is None or reference.model is self.policy.model
-        passes = (not self.old_from_update) + (reference is not None) + self.config.epochs
-        passes += self.teachers is not None
-        reused = one_trunk and passes > 1
+        others = [role for role in (reference, self.teachers) if role is not None]
+        passes = (not self.old_from_update) + len(others) + self.config.epochs
+        reused = passes > 1 and (reference is None or reference.model is self.policy.model)
         for place in self.ranks.in_step(experience.own, spare=0):
             batch, flat = experience.batches[place], {}
             common = experience.common[place] = self.policy.common(batch) if reused else None

@@ -42,7 +42,7 @@ PAIRS = {
 PUBLISHED = WHOLE | PAIRS | dict.fromkeys(("ppo", "grpo", "reinforce", "distill"), (1e-6, 1e-5))
 """Of whole models."""
 STAGES = making("sft", "reward", "direct", "policy", "rounds")
-SAMPLING = ("ppo", "grpo", "reinforce", "best_of_n", "online_direct")
+SAMPLING = ("ppo", "grpo", "reinforce", "distill", "best_of_n", "online_direct")
 
 
 def recipe_of(name: str, folder="run", **settings) -> Recipe:
