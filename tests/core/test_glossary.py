@@ -20,7 +20,7 @@ def test_metrics_that_stages_write_have_an_entry():
     for room in ("stages", "rollout", "evaluation", "runner"):
         for path in (SOURCE / room).rglob("*.py"):
             names = re.findall(
-                r'"((?:policy|value|kl|reward|response|group|kept|pairs|heldout|gold|engine|time)/[a-z_0-9]+)"',
+                r'"((?:policy|value|kl|reward|response|teacher|group|kept|pairs|heldout|gold|engine|time)/[a-z_0-9]+)"',
                 path.read_text(encoding="utf-8"),
             )
             found |= set(names)

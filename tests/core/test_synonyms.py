@@ -120,7 +120,7 @@ def test_every_target_of_the_tables_is_a_key_and_no_word_of_theirs_is_one_everyw
         ("grpo.vllm_server_host", "addresses = ["),
         ("grpo.num_train_epochs", "steps = epochs × prompts / prompts_per_step"),
         ("ppo.whiten_rewards", "does not whiten rewards of tokens"),
-        ("grpo.mask_truncated_completions", "there is no such mask"),
+        ("grpo.mask_truncated_completions", 'truncated = "mask"'),
         ("direct.loss_type", "ipo is 'ipo' with average = true"),
         ("ppo.kl_penalty", "kl.place = 'loss'"),
         ("grpo.ppo_mini_batch_size", "a number of parts"),
@@ -211,7 +211,8 @@ def test_values_that_the_advice_names_are_ones():
     for trainer, text in TRAINERS.items():
         section, key, value = re.match(r'\[(\w+)\](?: with (\w+) = "(\w+)")?', text).groups()
         assert section in STAGES, trainer
-        build(Recipe, BASE, [f"{section}.{key}={value}"] if key else [])
+        taught = ["distill.teacher=runs/one"] if section == "distill" else []
+        build(Recipe, BASE, [*taught, *([f"{section}.{key}={value}"] if key else [])])
 
 
 def test_a_word_without_a_key_gets_no_far_off_proposal():

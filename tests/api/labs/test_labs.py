@@ -156,6 +156,11 @@ BROKEN = {
         ("scores = torch.where(called, 1 - price, right.float())",
          "scores = torch.where(called, 1.0, right.float())", "a call is made where it pays"),
     ],
+    "17_two_peaks": [
+        ('"reverse KL": fitted("reverse", START)', '"reverse KL": fitted("forward", START)',
+         "place of the reverse KL's student"),
+        ("gaps * own.log_prob(drawn)", "own.log_prob(drawn)", "error of the sampled gradient"),
+    ],
 }  # fmt: skip
 """By lab: what stands in it, what breaks it, and what the error must name."""
 
@@ -275,6 +280,9 @@ TRIED = {
         ("STEPS = 20", "STEPS = 1"),
         ("return PRAISE, float(right), self.turns == 3 or not right",
          "return PRAISE if right else 'Wrong.', float(right), self.turns == 3"),
+    ],
+    "17_two_peaks": [
+        ("START = 1.5", "START = 0.5"),
     ],
 }  # fmt: skip
 """By lab: what its question changes, and its shortest run; the first is quick."""

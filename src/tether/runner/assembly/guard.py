@@ -11,6 +11,7 @@ from tether.runner.assembly.online import OnlineStage
 from tether.settings.policy import PolicyConfig
 from tether.settings.watch import WatchSection
 from tether.stages.policy_gradient import PolicyGradient
+from tether.stages.teachers import ALONE as TEACHERS_ALONE
 from tether.watch.monitoring.watch import Watch
 
 
@@ -18,9 +19,14 @@ class Guard(Watch):
     """The watch over a stage, which also does what its section says when a detector fires."""
 
     def __init__(self, section: WatchSection, stage: OnlineStage, run: RunDirectory) -> None:
-        config = stage.config  # a large part of whole sequences is meant to be clipped
-        of_sequences = isinstance(config, PolicyConfig) and config.surrogate == "sequence"
-        silent = (*section.silent, "long_updates") if of_sequences else section.silent
+        config = stage.config
+        meant = {
+            # a large part of whole sequences is meant to be clipped
+            "long_updates": isinstance(config, PolicyConfig) and config.surrogate == "sequence",
+            # nearness to a teacher is no reward that a policy could fool
+            "score_jump": stage.reward.name == TEACHERS_ALONE,
+        }
+        silent = (*section.silent, *(name for name, holds in meant.items() if holds))
         super().__init__(section.model_copy(update={"silent": silent}))
         self.act = section.act
         self.stage = stage
