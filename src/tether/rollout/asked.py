@@ -11,11 +11,11 @@ from pathlib import Path
 
 from tether.core.errors import RunError
 from tether.core.received import received
-from tether.core.types import Json, Rollout
+from tether.core.types import Rollout
 from tether.data.chat import ChatEncoder
 from tether.rollout.drawn import Ids
 from tether.rollout.served import TOLERANCE, probe_ids
-from tether.rollout.wire import GENERATE, MODELS, SCORED
+from tether.rollout.wire import GENERATE, MODELS, read_scored, scored_request
 from tether.scale.servers.launch import Servers
 from tether.scale.servers.pool import RefusedError, ServerPool
 from tether.settings.workers import ServersConfig
@@ -51,7 +51,7 @@ class AskedTeacher:
         """Compare a server with those that were compared before."""
         if task == "load":
             self.bases[name] = received(self.pool.get(name, "/v1/models"), MODELS).data[0].id
-        mine = self._read(name, self.probe, 1)
+        mine = self._read(name, self.probe)
         with self.pool.changed:
             first, theirs = next(iter(self.given.items()), (name, mine))
             self.given.setdefault(name, mine)
@@ -64,21 +64,10 @@ class AskedTeacher:
                 "the addresses of one model",
             )
 
-    def _read(self, name: str, ids: Ids, start: int) -> list[float]:
-        """The log-probabilities of the tokens from place `start` on.
-
-        Raises:
-            RefusedError: the server leaves one out.
-        """
-        how: Json = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
-        body = {"model": self.bases[name], "token_ids": ids, "sampling_params": how}
-        rows = received(self.pool.post(name, GENERATE, body), SCORED).prompt_logprobs
-        likelihoods = [(row or {}).get(str(i)) for i, row in zip(ids, rows, strict=True)][start:]
-        if None in likelihoods:
-            raise RefusedError(
-                "it leaves out log-probabilities of tokens that it was given: a teacher needs each",
-            )
-        return [one.logprob for one in likelihoods if one]
+    def _read(self, name: str, ids: Ids) -> list[float]:
+        """The log-probability of every token but the first."""
+        body = scored_request(self.bases[name], ids)
+        return read_scored(self.pool.post(name, GENERATE, body), ids)
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[list[float]]:
         """The log-probabilities of the tokens that the policy wrote, in nats.
@@ -99,6 +88,6 @@ class AskedTeacher:
                 future.cancel()
 
     def _of(self, ids: Ids, rollout: Rollout) -> list[float]:
-        start = len(rollout.prompt_ids)
-        response = self.pool.give(partial(self._read, ids=ids, start=start), ids)
-        return [response[i] for begin, end in rollout.spans for i in range(begin, end)]
+        logprobs = self.pool.give(partial(self._read, ids=ids), ids)
+        start = len(rollout.prompt_ids) - 1
+        return [logprobs[start + i] for begin, end in rollout.spans for i in range(begin, end)]

@@ -39,11 +39,12 @@ from tether.rollout.wire import (
     MODELS,
     NEEDED,
     REPLACE,
-    SCORED,
     WEIGHTS,
     Model,
     as_request,
     read_drawn,
+    read_scored,
+    scored_request,
 )
 from tether.scale.servers.launch import Servers
 from tether.scale.servers.pool import MissingError, RefusedError, ServerPool
@@ -256,18 +257,8 @@ class ServedEngine:
             expected = self.expected.get(version)
         if expected is None:
             raise RefusedError(f"{version} has been replaced meanwhile")
-        sampling = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
-        body = {
-            "model": self._called(name, version),
-            "token_ids": self.probe_ids,
-            "sampling_params": sampling,
-        }
-        rows = received(self._post(name, GENERATE, body), SCORED).prompt_logprobs[1:]
-        theirs = [
-            row[str(i)].logprob
-            for i, row in zip(self.probe_ids[1:], rows, strict=True)
-            if row and str(i) in row
-        ]
+        body = scored_request(self._called(name, version), self.probe_ids)
+        theirs = read_scored(self._post(name, GENERATE, body), self.probe_ids)
         distance = statistics.fmean(abs(a - b) for a, b in zip(theirs, expected, strict=True))
         self.probe_gap = max(self.probe_gap, distance)
         if not distance <= self.tolerance:

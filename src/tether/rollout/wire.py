@@ -7,9 +7,10 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from tether.core.received import Count, Received
+from tether.core.received import Count, Received, received
 from tether.core.types import Json, JsonValue, Sampling, StopReason
 from tether.rollout.drawn import Drawn, Ids
+from tether.scale.servers.pool import RefusedError
 
 GENERATE = "/inference/v1/generate"
 REPLACE = (
@@ -216,3 +217,22 @@ def read_drawn(
             Drawn(ids, logprobs, StopReason.LENGTH if one.finish_reason == "length" else reason),
         )
     return drawn
+
+
+def scored_request(model: str, ids: Ids) -> Json:
+    """A request for the log-probabilities of ids."""
+    sampling = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
+    return {"model": model, "token_ids": ids, "sampling_params": sampling}
+
+
+def read_scored(answer: bytes, ids: Ids) -> list[float]:
+    """The log-probability of every token but the first, in nats.
+
+    Raises:
+        RefusedError: one is missing.
+    """
+    rows = received(answer, SCORED).prompt_logprobs
+    likelihoods = [(row or {}).get(str(i)) for i, row in zip(ids, rows, strict=True)][1:]
+    if None in likelihoods:
+        raise RefusedError("it leaves out the log-probability of a token that it was given")
+    return [one.logprob for one in likelihoods if one]
