@@ -15,7 +15,7 @@ from tether.core.types import Rollout
 from tether.data.chat import ChatEncoder
 from tether.rollout.drawn import Ids
 from tether.rollout.served import TOLERANCE, probe_ids
-from tether.rollout.wire import GENERATE, MODELS, read_scored, scored_request
+from tether.rollout.wire import GENERATE, MODELS, likelihoods_of, scored_request
 from tether.scale.servers.launch import Servers
 from tether.scale.servers.pool import RefusedError, ServerPool
 from tether.settings.workers import ServersConfig
@@ -67,7 +67,7 @@ class AskedTeacher:
     def _read(self, name: str, ids: Ids) -> list[float]:
         """The log-probability of every token but the first."""
         body = scored_request(self.bases[name], ids)
-        return read_scored(self.pool.post(name, GENERATE, body), ids)
+        return likelihoods_of(self.pool.post(name, GENERATE, body), ids)
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[list[float]]:
         """The log-probabilities of the tokens that the policy wrote, in nats.

@@ -42,8 +42,8 @@ from tether.rollout.wire import (
     WEIGHTS,
     Model,
     as_request,
+    likelihoods_of,
     read_drawn,
-    read_scored,
     scored_request,
 )
 from tether.scale.servers.launch import Servers
@@ -258,7 +258,7 @@ class ServedEngine:
         if expected is None:
             raise RefusedError(f"{version} has been replaced meanwhile")
         body = scored_request(self._called(name, version), self.probe_ids)
-        theirs = read_scored(self._post(name, GENERATE, body), self.probe_ids)
+        theirs = likelihoods_of(self._post(name, GENERATE, body), self.probe_ids)
         distance = statistics.fmean(abs(a - b) for a, b in zip(theirs, expected, strict=True))
         self.probe_gap = max(self.probe_gap, distance)
         if not distance <= self.tolerance:

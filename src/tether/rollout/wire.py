@@ -225,7 +225,7 @@ def scored_request(model: str, ids: Ids) -> Json:
     return {"model": model, "token_ids": ids, "sampling_params": sampling}
 
 
-def read_scored(answer: bytes, ids: Ids) -> list[float]:
+def likelihoods_of(answer: bytes, ids: Ids) -> list[float]:
     """The log-probability of every token but the first, in nats.
 
     Raises:
