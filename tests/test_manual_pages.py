@@ -65,9 +65,10 @@ def test_every_setting_of_trl_has_a_row_or_the_same_name_here():
 def test_the_names_of_trl_are_fields_of_the_installed_one():
     import peft
     import transformers
+    from trl.experimental import gkd
 
     kinds = [kind for some in _kinds_of_trl().values() for kind in some]
-    kinds += [peft.LoraConfig, transformers.BitsAndBytesConfig]
+    kinds += [peft.LoraConfig, transformers.BitsAndBytesConfig, gkd.GKDConfig]
     there = {name for kind in kinds for name in inspect.signature(kind).parameters}
     library = names.LIBRARIES["TRL"]
     nowhere = {name for name in library.now.split() if name not in there}

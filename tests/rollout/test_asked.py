@@ -62,7 +62,16 @@ def teach(tmp_path, monkeypatch):
 def rollout(count, spans=()):
     ids = tuple(range(20, 20 + count))
     return Rollout(
-        (7, 8, 9), ids, (), StopReason.STOP_TOKEN, "", 0, 0, Sampling(), Prompt((user("x"),)), spans,
+        (7, 8, 9),
+        ids,
+        (),
+        StopReason.STOP_TOKEN,
+        "",
+        0,
+        0,
+        Sampling(),
+        Prompt((user("x"),)),
+        spans,
     )
 
 

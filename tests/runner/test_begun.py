@@ -148,6 +148,8 @@ def test_the_settings_of_the_same_recipe_are_the_same(name, tmp_path):
     values = {"run": str(tmp_path / "run"), "model": {"source": "tiny"}, name: section}
     if "reward_source" in STAGES[name].section.model_fields:
         section["reward_source"] = "random"
+    if name == "distill":
+        section["teacher"] = {"model": "start", "system": "shout"}
     if name == "evaluate":
         values["direct"] = {"data": {"path": str(rows)}}
     settings = build(Recipe, values).section(name)

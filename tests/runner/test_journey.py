@@ -90,6 +90,7 @@ def recipe(tmp_path_factory):
             "verifiable": {"kind": "exact", "format_pattern": ".*[a-z].*"},
         },
         "reinforce": {"data": prompts, "algorithm": "rloo", **SAMPLED},
+        "distill": {"data": prompts, **SAMPLED, "teacher": {"model": "start", "system": "shout"}},
         "best_of_n": {"data": prompts, **SAMPLED, "reward_source": "random"},
         "online_direct": {"data": prompts, **SAMPLED},
         "pairs": {"data": prompts, "judge": LETTERS, "samples_per_prompt": 2, "max_new_tokens": 8},

@@ -80,6 +80,7 @@ LIBRARIES = {
         megatron_core metric_for_best_model min_p missing_eos_penalty model_init
         model_init_kwargs model_name_or_path model_revision modules_to_save
         monteclora_config multi_objective_aggregation neftune_noise_alpha
+        lmbda teacher_model_name_or_path
         normalize_advantages num_completions_to_print num_generations num_generations_eval
         num_iterations num_train_epochs off_policy_mask_threshold optim optim_args
         optim_target_modules optimizer_cls_and_kwargs optimizers output_dir
