@@ -10,6 +10,10 @@ import tether
 from tether.core.errors import ConfigError, DataError, Interrupted
 from tether.core.rundir import read_json, read_jsonl
 from tether.models.saving import read_role
+from tether.runner.planning.devices import gpu
+from tether.runner.planning.plan import plan
+from tether.settings.reading import build
+from tether.settings.recipe import Recipe
 
 TEACHER = {"model": "start", "system": "Answer in capitals, about {topic}"}
 
@@ -190,3 +194,24 @@ def test_a_teacher_with_other_tokens_is_refused_with_what_to_do(folder):
 def test_a_column_that_is_not_there_is_named(folder):
     with pytest.raises(DataError, match=r"names \{subject\}.*topic"):
         tether.run(recipe({"model": "start", "system": "About {subject}"}), progress=False)
+
+
+def test_a_plan_counts_a_teacher_of_its_own_and_none_on_the_policys_trunk(folder):
+    """By the parameters that its name says, in the policy's type; of servers nothing."""
+
+    def peak(**settings):
+        made = plan(build(Recipe, recipe(**settings)), gpu(80, "H100"), measured=False)
+        (stage,) = made.stages
+        return stage.peak, sum(phase.seconds for phase in stage.phases)
+
+    alone, trunk, own = (
+        peak(teacher=teacher, divergence=how)
+        for teacher, how in (
+            ({"addresses": ["http://a:1"]}, "token"),
+            (TEACHER, "token"),
+            ("org/other-2M-it", "reverse"),
+        )
+    )
+    assert abs(trunk[0] - alone[0]) < 2_000_000
+    assert own[0] - trunk[0] == 2_000_000 * 4
+    assert own[1] > trunk[1] > 0

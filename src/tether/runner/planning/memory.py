@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import singledispatchmethod
 from math import ceil
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -16,9 +17,10 @@ from tether.models.heads import ScalarHead
 from tether.models.trunk import Role
 from tether.rewards.learned import MICRO_BATCH_TOKENS
 from tether.runner.assembly.engines import adapter_slots
+from tether.runner.assembly.roles import newest_policy
 from tether.runner.planning import shape_batches
 from tether.runner.planning.devices import Device
-from tether.runner.planning.phases import Phase, StagePlan, judge_bytes
+from tether.runner.planning.phases import Phase, StagePlan, judge_bytes, named_bytes
 from tether.runner.planning.shaped_model import ShapedModel
 from tether.runner.planning.speeds import DISK, LOADING, RowSizes, Speeds, is_gold, reads_answers
 from tether.settings.evaluation import UNTRAINED, EvaluationSection
@@ -34,6 +36,7 @@ from tether.settings.supervised import (
     ProcessSection,
     SFTSection,
 )
+from tether.settings.teacher import START
 from tether.settings.workers import ServersConfig
 
 if TYPE_CHECKING:
@@ -261,8 +264,11 @@ class Planner:
             not critic
             and gradient.one_update
             and (gradient.kl.place == "loss" or not gradient.kl.coefficient)
+            and not gradient.by_token
         )
         evaluations = (not on_policy) + (saved if section.needs_reference else 0) + own_value
+        for teacher in gradient.teacher if gradient is not None else ():
+            evaluations += named_bytes(teacher.model or "", model.base) / model.trunk
         backward = (3.0 if section.lora is False else 2.0) * saved * (1 + own_value)
         moved = model.on_host * section.offload / LINK * tokens
         slots = rows if section.engine.kind == "local" else section.engine_rows
@@ -377,6 +383,13 @@ class Planner:
             beside["reward"] = adapter if shared else self.model.frozen(section.offload) + adapter
         if section.needs_reference and not shared:
             beside["reference"] = self.model.frozen(section.offload)
+        for place, teacher in enumerate(dict(section).get("teacher", ())):
+            source = teacher.model or START
+            trained = source != START and newest_policy(Path(source).expanduser())
+            if teacher.follow or (shared and trained):
+                beside[f"teacher {place + 1}"] = adapter
+            elif source != START or not shared:
+                beside[f"teacher {place + 1}"] = named_bytes(source, self.model.base)
         if not self.device.gpu and section.engine.kind == "local":  # a second copy of every matrix
             beside["engine"] = self.model.trunk - (
                 0 if self.model.tied else self.model.head * self.model.dtype.itemsize

@@ -62,14 +62,19 @@ class StagePlan:
 
 
 def judge_bytes(judge: object, policy: PreTrainedModel) -> dict[str, int]:
-    """The weights of a language model that judges answers in this process.
+    """The weights of a language model that judges answers in this process."""
+    if not isinstance(judge, JudgeConfig) or judge.model is None:
+        return {}
+    return {"judge model": named_bytes(judge.model, policy)}
+
+
+def named_bytes(name: str, policy: PreTrainedModel) -> int:
+    """The weights of another model, in the policy's type.
 
     The name says its parameters ("Qwen2.5-7B-Instruct"); without them it is as large as the policy.
     """
-    if not isinstance(judge, JudgeConfig) or judge.model is None:
-        return {}
     parameters = policy.num_parameters()
-    if size := SIZE.search(judge.model.rstrip("/").rpartition("/")[2]):
+    if size := SIZE.search(name.rstrip("/").rpartition("/")[2]):
         experts, number, unit = size.groups()
         parameters = int(int(experts or 1) * float(number) * UNITS[unit.lower()])
-    return {"judge model": parameters * policy.dtype.itemsize}
+    return parameters * policy.dtype.itemsize
