@@ -1,6 +1,6 @@
 """What does a student learn from a teacher's opinion of its own answers, and what from its texts?
 
-    python -m benchmarks.distill [--seeds 0 1 2] [--folder FOLDER] [--smoke] [--table]
+    python -m benchmarks.distill [sentence] [policy] [--seeds 0 1 2] [--folder FOLDER] [--smoke] [--table]
 
 Two teachers of SmolLM2-135M-Instruct. The first is the same model that reads one more sentence: its
 student is to answer so without it. The second is a policy that GRPO trained on the quickstart's
@@ -79,29 +79,31 @@ class Trial:
         self.seconds: dict[str, float] = {}
         self.prompts = prompts_of("prompts", sizes.steps * sizes.answers, seed)
 
-    def run(self) -> None:
+    def run(self, tasks: Sequence[str]) -> None:
+        for task in tasks:
+            {"sentence": self.sentence, "policy": self.policy}[task]()
+
+    def sentence(self) -> None:
+        """The teacher is the start, which reads one sentence more."""
         for name, reads in (("start", False), ("start with the sentence", True)):
             self.measure("sentence", name, MODEL, reads=reads)
-        teacher: Json = {"model": "start", "system": WORDS}
-        for divergence in ("token", "reverse", "forward"):
+        for divergence in ("token", "reverse"):
+            teacher: Json = {"model": "start", "system": WORDS}
             path = self.distil(f"sentence-{divergence}", teacher, divergence)
             self.measure("sentence", f"distilled, {divergence}", path)
         self.measure(
-            "sentence",
-            "SFT on its texts",
-            self.imitate("sentence-sft", MODEL, reads=True),
+            "sentence", "SFT on its texts", self.imitate("sentence-sft", MODEL, reads=True),
         )
+
+    def policy(self) -> None:
+        """The teacher is a policy that a reward has trained."""
         self.measure("policy", "start", MODEL)
         policy = self.reward("policy", {"function": {"call": "tether.quickstart.judges:gold"}})
         self.measure("policy", "GRPO, the teacher", policy)
-        self.measure(
-            "policy",
-            "GRPO, random reward",
-            self.reward("noise", {"reward_source": "random"}),
-        )
-        for divergence in ("token", "reverse"):
-            path = self.distil(f"policy-{divergence}", policy, divergence)
-            self.measure("policy", f"distilled, {divergence}", path, teacher=policy)
+        noise = self.reward("noise", {"reward_source": "random"})
+        self.measure("policy", "GRPO, random reward", noise)
+        path = self.distil("policy-reverse", policy, "reverse")
+        self.measure("policy", "distilled, reverse", path, teacher=policy)
         self.measure("policy", "SFT on its texts", self.imitate("policy-sft", policy))
 
     def timed(self, name: str, path: Path, began: float) -> str:
@@ -270,6 +272,7 @@ def words(value: Estimate) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("tasks", nargs="*", default=[*COLUMNS], help="sentence, policy, or both")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--smoke", action="store_true")
@@ -279,21 +282,22 @@ def main() -> None:
         record = json.loads(RESULT.read_text())
         rows = [dict(zip(record["columns"], row, strict=True)) for row in record["rows"]]
         rows = [{key: value for key, value in row.items() if value is not None} for row in rows]
-        print("\n\n".join(table(rows, task) for task in COLUMNS))
+        present = [task for task in COLUMNS if any(row["task"] == task for row in rows)]
+        print("\n\n".join(table(rows, task) for task in present))
         return
     rows, seconds = list[Json](), dict[str, list[float]]()
     began = time.perf_counter()
     for seed in options.seeds:
         folder = options.folder or Path(tempfile.mkdtemp())
         trial = Trial(seed, folder / str(seed), SMALL if options.smoke else Sizes())
-        trial.run()
+        trial.run(options.tasks)
         rows += trial.rows
         for name, taken in trial.seconds.items():
             seconds.setdefault(name, []).append(round(taken, 1))
         print(json.dumps(seconds), flush=True)
         if not options.smoke:
             save(rows, seconds, time.perf_counter() - began)
-    print("\n\n".join(table(rows, task) for task in COLUMNS))
+    print("\n\n".join(table(rows, task) for task in options.tasks))
 
 
 def save(rows: Sequence[Json], seconds: dict[str, list[float]], total: float) -> None:
