@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -38,6 +39,7 @@ RESULT = Path(__file__).parent / "results" / "distill.json"
 TEMPERATURES = (1.0, 0.0)
 LENGTH = 48
 Rows = list[Json]
+Divergence = Literal["token", "reverse"]
 
 
 @dataclass(frozen=True)
@@ -87,12 +89,15 @@ class Trial:
         """The teacher is the start, which reads one sentence more."""
         for name, reads in (("start", False), ("start with the sentence", True)):
             self.measure("sentence", name, MODEL, reads=reads)
-        for divergence in ("token", "reverse"):
+        kinds: tuple[Divergence, ...] = ("token", "reverse")
+        for divergence in kinds:
             teacher: Json = {"model": "start", "system": WORDS}
             path = self.distil(f"sentence-{divergence}", teacher, divergence)
             self.measure("sentence", f"distilled, {divergence}", path)
         self.measure(
-            "sentence", "SFT on its texts", self.imitate("sentence-sft", MODEL, reads=True),
+            "sentence",
+            "SFT on its texts",
+            self.imitate("sentence-sft", MODEL, reads=True),
         )
 
     def policy(self) -> None:
@@ -110,7 +115,7 @@ class Trial:
         self.seconds[name] = time.perf_counter() - began
         return str(path)
 
-    def distil(self, name: str, teacher: Json | str, divergence: str) -> str:
+    def distil(self, name: str, teacher: Json | str, divergence: Divergence) -> str:
         began, folder = time.perf_counter(), self.folder / name
         tether.distill(
             MODEL,
@@ -271,7 +276,7 @@ def words(value: Estimate) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("tasks", nargs="*", default=[*COLUMNS], help="sentence, policy, or both")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--folder", type=Path)

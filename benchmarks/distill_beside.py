@@ -1,6 +1,6 @@
 """On-policy distillation beside TRL's two trainers: answer tokens a second and memory on one pair.
 
-    python -m benchmarks.distill_beside [STEPS]
+    python -m benchmarks.distill_beside [STEPS | --smoke]
 
 Student and teacher are SmolLM2-135M-Instruct, each with weights of its own; the student learns an
 adapter of rank 16 on all linear layers, in bfloat16 where the processor has it, from 16 of its own
@@ -148,7 +148,8 @@ def main() -> None:
     if len(sys.argv) == 4:
         one_side(sys.argv[1], sys.argv[2], int(sys.argv[3]))
         return
-    steps = int(sys.argv[1]) if len(sys.argv) > 1 else 6
+    given = sys.argv[1:2]
+    steps = 1 if given == ["--smoke"] else int(given[0]) if given else 6
     folder = exported(Path(tempfile.mkdtemp()) / "model")
     print("| | seconds a step | answer tokens a second | peak memory, MB |\n|---|---|---|---|")
     for side in SIDES:

@@ -36,6 +36,8 @@ SIZES = {
 }
 LONG = (
     "benchmarks.chaos --smoke",
+    "benchmarks.distill --smoke",
+    "benchmarks.distill_beside --smoke",
     "benchmarks.house --smoke",
     "benchmarks.tools --smoke",
     "benchmarks.turns_beside --smoke",

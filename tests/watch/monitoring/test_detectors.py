@@ -657,7 +657,12 @@ def test_updates_that_clip_most_tokens_are_an_alarm_but_where_sequences_are_clip
 
     def fired(clipped, **settings):
         config = PPOSection(reward_source="random", **settings)
-        guard = Guard(config.watch, SimpleNamespace(config=config), RunDirectory(tmp_path))
+        reward = SimpleNamespace(name="length")
+        guard = Guard(
+            config.watch,
+            SimpleNamespace(config=config, reward=reward),
+            RunDirectory(tmp_path),
+        )
         seen = [
             guard.observe(step, {"policy/clip_fraction": clipped}, [], []) for step in range(1, 6)
         ]
