@@ -19,4 +19,4 @@ class DistillSection(PolicySection):
 
     def faults(self) -> Iterator[str]:
         if not self.teacher:
-            yield "distillation needs a teacher: name a model, a run or a server in teacher"
+            yield "distillation needs a teacher: set distill.teacher to a model, a run or { addresses = [...] }"
