@@ -191,6 +191,13 @@ def test_a_teacher_with_other_tokens_is_refused_with_what_to_do(folder):
         tether.run(recipe("other"), progress=False)
 
 
+@pytest.mark.parametrize("given", ["'words'", "7", "[{'role': 'user'}]", "{'role': 'user'}"])
+def test_what_a_function_gives_that_is_no_conversation_is_named(folder, given):
+    (folder / "odd.py").write_text(f"def odd(prompt):\n    return {given}\n")
+    with pytest.raises(DataError, match="a list of messages with role and content"):
+        tether.run(recipe({"model": "start", "call": "odd.py:odd"}, steps=1), progress=False)
+
+
 def test_a_column_that_is_not_there_is_named(folder):
     with pytest.raises(DataError, match=r"names \{subject\}.*topic"):
         tether.run(recipe({"model": "start", "system": "About {subject}"}), progress=False)

@@ -186,6 +186,22 @@ def test_the_score_of_an_answer_is_minus_its_mean_gap():
         assert step.metrics["teacher/divergence"] == pytest.approx(mean, rel=1e-5)
 
 
+def test_an_answer_whose_scoring_failed_stays_without_a_score_and_teaches_nothing():
+    class Failing(TeacherReward):
+        def score(self, rollouts):
+            first, *others = super().score(rollouts)
+            return [replace(first, value=None, reason="the environment failed"), *others]
+
+    stage = make()
+    stage.reward = Failing(stage.teachers)
+    ours, step, before = first_update(stage)
+    assert step.scores[0].value is None and step.scores[0].reason == "the environment failed"
+    assert all(score.value for score in step.scores[1:])
+    expected = oracle(stage, before, step.rollouts[1:], "token", (1.0,))
+    one, other = (torch.cat([g.flatten().double() for g in side]) for side in (ours, expected))
+    assert (one - other).norm() <= 1e-5 * other.norm()
+
+
 def test_a_reward_and_a_teacher_add_up():
     """The gradient of both is the sum of those of each alone, on the same answers."""
     both, alone, taught = (

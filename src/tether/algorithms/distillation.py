@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -160,7 +160,7 @@ def _places(count: int) -> list[slice]:
 
 
 class TokenGaps(NamedTuple):
-    """What separates a student from its teachers at each token, in nats, and whether a teacher's
+    """The distance of a student from its teachers at each token, in nats, and whether a teacher's
     likeliest token is another one than was written; (tokens,) each.
     """
 
@@ -192,15 +192,11 @@ def token_gaps(
             measures = (
                 reverse_kl(own, theirs),
                 forward_kl(own, theirs),
-                _other(theirs, targets[place]).to(entropy.dtype),
+                (theirs.argmax(-1) != targets[place]).to(entropy.dtype),
             )
             sums = [total + opinion.weight * one for total, one in zip(sums, measures, strict=True)]
         parts.append((*sums, entropy))
     return TokenGaps(*map(torch.cat, zip(*parts, strict=True)))
-
-
-def _other(logprobs: Logprobs, targets: Int64[Tensor, " rows"]) -> Bool[Tensor, " rows"]:
-    return logprobs.argmax(-1) != targets
 
 
 def _check(hidden: Tensor, student: Unembedding, views: Sequence[TeacherView]) -> None:

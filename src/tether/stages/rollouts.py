@@ -245,12 +245,13 @@ class Experience:
 
     def compared(self, *, score: bool) -> Metrics:
         """The mean divergence from the teachers, in nats a token; with `score` minus the mean of
-        each answer is its score.
+        each answer is its score, unless scoring it failed.
         """
         if score:
             means = masked_mean(self.divergence, self.written_mask, -1).tolist()
             self.scores = [
-                replace(one, value=-m) for one, m in zip(self.scores, means, strict=True)
+                one if one.value is None else replace(one, value=-mean)
+                for one, mean in zip(self.scores, means, strict=True)
             ]
         return {"teacher/divergence": float(masked_mean(self.divergence, self.written_mask))}
 

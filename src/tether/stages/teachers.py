@@ -65,7 +65,7 @@ class ModelTeacher:
 
     @torch.no_grad()
     def view(self, read: Read, temperature: float) -> TeacherView:
-        """What it computes at the counted tokens, in the order of the batch."""
+        """Its states at the counted tokens, in the order of the batch."""
         head = self.role.unembedding(temperature)
         batch = read.batch
         if self.reads is None:

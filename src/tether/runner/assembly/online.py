@@ -200,4 +200,4 @@ _PROMPTS: dict[type, Callable[..., Prompt]] = {
     Problem: problem_prompt,
     Demonstration: _before_reply,
 }
-"""How a row of each kind becomes a prompt."""
+"""The function that makes a prompt of a row, by the kind of the row."""

@@ -194,7 +194,7 @@ def _reads(
     encoder: ChatEncoder,
     room: int,
 ) -> Reads | None:
-    """How a teacher reads a prompt, where it is otherwise than the policy does."""
+    """The ids of a prompt for a teacher; None: it reads what the policy reads."""
     if config.call:
         turns: Callable[[Prompt], Conversation] = partial(_called, load_object(config.call, "call"))
     elif config.system:
@@ -241,13 +241,15 @@ def _with_system(text: str, prompt: Prompt) -> Conversation:
 
 
 def _called(function: Callable[[Prompt], object], prompt: Prompt) -> Conversation:
-    """What a user's function gives the teacher to read."""
+    """The messages that a user's function gives for a prompt."""
     given = function(prompt)
-    if not isinstance(given, Iterable) or isinstance(given, str | Mapping):
-        raise DataError(
-            f"teacher.call gave {type(given).__name__}, and a list of messages is needed",
+    turns = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else []
+    try:
+        return tuple(
+            turn if isinstance(turn, Message) else Message(turn["role"], turn["content"])
+            for turn in turns or [given]
         )
-    return tuple(
-        turn if isinstance(turn, Message) else Message(turn["role"], turn["content"])
-        for turn in given
-    )
+    except (KeyError, TypeError):
+        raise DataError(
+            f"teacher.call gave {given!r:.80}, and a list of messages with role and content is needed",
+        ) from None

@@ -57,16 +57,8 @@ def train(
         if section.reward_servers is not None:
             doing(progress, "starting reward servers")
             source = ends.enter_context(contextlib.closing(served_reward(job, ranks)))
-        stage, loaded = online_stage(
-            section,
-            job.model,
-            job.scorer,
-            job.seed,
-            source,
-            ranks,
-            job.folder,
-            ends,
-        )
+        given = section, job.model, job.scorer, job.seed, source, ranks, job.folder, ends
+        stage, loaded = online_stage(*given)
         assert isinstance(stage.reward, FailureLimit)
         ends.enter_context(contextlib.closing(stage.reward))
         ends.callback(torch.set_num_threads, torch.get_num_threads())  # servers may take some
