@@ -82,6 +82,7 @@ RECIPES: Mapping[str, Callable[[Path, Path], dict[str, Any]]] = {
     "sweep": sweep_recipe,
     "arms": arms_recipe,
     "exported": measured_recipe,
+    "taught": shortened("distill"),
     "episodes": episodes_recipe,
     "served": lambda folder, run: served_recipe(folder, run, engine_server(folder)),
 }

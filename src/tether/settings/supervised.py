@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
-from tether.core.types import Comparison, Demonstration, Feedback, StepLabels
+from tether.core.types import Comparison, Demonstration, Feedback, Prompt, StepLabels
 from tether.settings.config import BelowOne, Config, FromOne
 from tether.settings.learner import (
     MicroBatchTokens,
@@ -18,7 +19,8 @@ from tether.settings.learner import (
 )
 from tether.settings.model import LoraConfig
 from tether.settings.needs import Needs
-from tether.settings.section import OFFLOAD, OwnLora, RowsSection, SteadyLora
+from tether.settings.section import OFFLOAD, Counts, OwnLora, RowsSection, StageWork, SteadyLora
+from tether.settings.teacher import DemonstrationData, WritingConfig
 
 REFERENCE_FREE = ("orpo", "simpo")
 """Direct losses without a reference model."""
@@ -244,7 +246,22 @@ class KTOConfig(ReferencedConfig):
 class SFTSection(RowsSection, SFTConfig):
     record: ClassVar[type] = Demonstration
     batch_key: ClassVar[str] = "batch_size"
+    data: DemonstrationData | None = Field(default=None, description="where the rows come from")
     lora: OwnLora = LoraConfig()
+
+    @property
+    def teacher(self) -> WritingConfig | None:
+        """The model that writes the demonstrations; None: the rows are those."""
+        return self.data and self.data.teacher
+
+    @property
+    def kind(self) -> type:
+        return Prompt if self.teacher else self.record
+
+    def work(self, counts: Counts) -> StageWork:
+        own = super().work(counts)
+        note = " (the teacher's writing of them is not priced)" if self.teacher else ""
+        return replace(own, words=own.words + note)
 
 
 class ProcessSection(RowsSection, ProcessRewardConfig):

@@ -9,29 +9,27 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat
 
 from tether.core.types import JsonValue
-from tether.settings.config import BelowOne, Config, Probability
+from tether.settings.config import BelowOne, Config, FromOne, Probability
 from tether.settings.needs import Needs
+from tether.settings.section import DataConfig
 
 START = "start"
 """The name of the model with which a stage begins."""
+NOTHING_READ = "the start teaches itself nothing as it is: give it something that only the teacher reads ({ways})"
 
 
-class TeacherConfig(Config):
-    """A model that says how likely each token of the policy's answers is."""
+def _named(value: JsonValue) -> JsonValue:
+    """A teacher by its path, as its table."""
+    return {"model": str(value)} if isinstance(value, str | Path) else value
+
+
+class ReadingConfig(Config):
+    """A model that teaches, and what it reads."""
 
     model: str | None = Field(
         default=None,
         description="a run (its policy), a folder, a hub id or package:NAME==VERSION; start: the "
         "model with which the stage begins",
-    )
-    addresses: tuple[str, ...] = Field(
-        default=(),
-        description="servers of the teacher, tether's own (`tether engine`) or vLLM's, such as "
-        "http://10.0.0.5:8000",
-    )
-    weight: PositiveFloat = Field(
-        default=1.0,
-        description="of several teachers: its share, over the sum of all",
     )
     system: str | None = Field(
         default=None,
@@ -45,6 +43,49 @@ class TeacherConfig(Config):
         default=None,
         description="module:name, or path/to/file.py:name; a Prompt -> the messages that this "
         "teacher alone reads in its place",
+    )
+
+
+class WritingConfig(ReadingConfig):
+    """A model whose answers are the demonstrations: sequence-level distillation, Kim and Rush 2016,
+    <https://arxiv.org/abs/1606.07947>.
+    """
+
+    samples_per_prompt: FromOne = Field(default=1, description="answers to each prompt")
+    max_new_tokens: FromOne = Field(
+        default=256,
+        description="longest answer; one that does not end is left out",
+    )
+    temperature: NonNegativeFloat = Field(default=1.0, description="of sampling; 0: greedy")
+
+    def faults(self) -> Iterator[str]:
+        if self.model is None:
+            yield "a teacher that writes is a model: set model"
+        if self.model == START and not (self.system or self.call):
+            yield NOTHING_READ.format(ways="system, call")
+
+
+class DemonstrationData(DataConfig):
+    """Demonstrations, or prompts to which a teacher writes them."""
+
+    teacher: Annotated[WritingConfig | None, BeforeValidator(_named)] = Field(
+        default=None,
+        description="the rows are prompts, and this model's answers are the demonstrations: a "
+        "model or a run, or a table",
+    )
+
+
+class TeacherConfig(ReadingConfig):
+    """A model that says how likely each token of the policy's answers is."""
+
+    addresses: tuple[str, ...] = Field(
+        default=(),
+        description="servers of the teacher, tether's own (`tether engine`) or vLLM's, such as "
+        "http://10.0.0.5:8000",
+    )
+    weight: PositiveFloat = Field(
+        default=1.0,
+        description="of several teachers: its share, over the sum of all",
     )
     follow: Annotated[
         float | None,
@@ -60,23 +101,16 @@ class TeacherConfig(Config):
         if (self.model is None) == (not self.addresses):
             yield "a teacher is a model or servers (addresses): give one of both"
         if self.model == START and not (self.system or self.call or self.follow):
-            yield (
-                "the start of the policy teaches it nothing as it is: give it something to read "
-                "(system, call), or let it follow the policy (follow)"
-            )
+            yield NOTHING_READ.format(ways="system, call, or follow")
         if self.addresses and (self.system or self.call):
             yield "a server reads what the policy reads: leave system and call out, or give a model"
 
 
 def _several(value: JsonValue) -> JsonValue:
     """One teacher, by its path or its table, as a list of one."""
-    if isinstance(value, str | Path):
-        return ({"model": str(value)},)
-    if isinstance(value, Mapping | TeacherConfig):
-        return (value,)
-    if isinstance(value, Sequence):
-        return tuple({"model": one} if isinstance(one, str) else one for one in value)
-    return value
+    if isinstance(value, str | Path | Mapping | TeacherConfig):
+        value = (value,)
+    return tuple(map(_named, value)) if isinstance(value, Sequence) else value
 
 
 A_TEACHER = Needs("teacher", "needs a teacher: name a model, a run or a server in teacher")

@@ -22,7 +22,7 @@ from tether.core.errors import (
 )
 from tether.core.types import Problem, Prompt
 from tether.data.calls import Calls
-from tether.data.sources import Quarantine, read
+from tether.data.sources import Quarantine
 from tether.evaluation.sycophancy import read_premise_pairs
 from tether.judges.constitution import read_rubric
 from tether.models.loading import add_adapter, check_model
@@ -33,6 +33,7 @@ from tether.rewards.environments import environments_of
 from tether.rewards.forms import check_arguments
 from tether.rewards.loading import load_function
 from tether.rewards.verifiable import PACKAGES, check_known, problem_prompt
+from tether.runner.assembly.data.rows import records_of
 from tether.runner.assembly.data.sources import check_sources
 from tether.runner.assembly.engines import check_engine
 from tether.runner.assembly.evaluation.suites import check_evaluators
@@ -303,9 +304,4 @@ def file_rows(data: DataConfig, kind: type) -> Iterator[Any]:
     needed.
     """
     if not data.on_hub:
-        yield from read(
-            data.paths,
-            kind,
-            quarantine=Quarantine(keep=0),
-            **data.model_dump(exclude={"path"}),
-        )
+        yield from records_of(data, kind, Quarantine(keep=0))

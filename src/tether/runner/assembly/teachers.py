@@ -29,15 +29,15 @@ from tether.runner.assembly.roles import (
 )
 from tether.settings.model import TINY, ModelConfig
 from tether.settings.sampling import PolicySection, SamplingSection
-from tether.settings.teacher import START, TeacherConfig
+from tether.settings.teacher import START, ReadingConfig, TeacherConfig
 from tether.settings.workers import ServersConfig
 from tether.stages.teachers import AskingTeacher, ModelTeacher, Reads, Teachers
 
 _LOG = logging.getLogger(__name__)
 OTHER_TOKENS = (
     "the teacher {teacher} has another tokenizer than the policy, so that its opinion of the "
-    "policy's tokens means nothing. Fine-tune on texts that it writes: tether sft with the answers "
-    "of `tether generate`, or take a teacher of the policy's family"
+    "policy's tokens means nothing. Fine-tune on texts that it writes, by [sft] data = {{ path = "
+    "PROMPTS, teacher = '{teacher}' }}, or take a teacher of the policy's family"
 )
 COLUMN = re.compile(r"\{(\w+)\}")
 
@@ -195,13 +195,10 @@ def _reads(
     room: int,
 ) -> Reads | None:
     """The ids of a prompt for a teacher; None: it reads what the policy reads."""
-    if config.call:
-        turns: Callable[[Prompt], Conversation] = partial(_called, load_object(config.call, "call"))
-    elif config.system:
-        turns = partial(_with_system, config.system)
-    elif reader.describe() == encoder.describe():
-        return None
-    else:
+    turns = read_by(config)
+    if turns is None:
+        if reader.describe() == encoder.describe():
+            return None
         _LOG.info("%s reads prompts by its own chat template", config.model)
         turns = _unchanged
 
@@ -215,6 +212,13 @@ def _reads(
         return ids
 
     return reads
+
+
+def read_by(config: ReadingConfig) -> Callable[[Prompt], Conversation] | None:
+    """The turns that a teacher alone reads in a prompt's place; None: it reads the prompt's own."""
+    if config.call:
+        return partial(_called, load_object(config.call, "call"))
+    return partial(_with_system, config.system) if config.system else None
 
 
 def _unchanged(prompt: Prompt) -> Conversation:

@@ -31,6 +31,7 @@ from tether.runner.assembly.roles import (
     save_trained,
     whole,
 )
+from tether.runner.methods.writing import written
 from tether.settings.model import ModelConfig
 from tether.settings.supervised import DirectSection, ProcessSection, SFTSection, SupervisedSection
 from tether.stages.direct import Direct
@@ -58,6 +59,8 @@ def train(
     """Train on top of the model; the result is a model that all else starts from (SFT), or the role
     in `model` or `policy`.
     """
+    if isinstance(job.settings, SFTSection) and job.settings.teacher:
+        rows = written(job, job.settings.teacher, rows, run, ranks)
     loaded = stage_model(job, run, ranks)
     stage = _stage(job, loaded, ranks)
     summary = stage.train(rows, run, job.progress)

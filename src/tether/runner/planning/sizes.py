@@ -22,7 +22,7 @@ from tether.core.types import (
 )
 from tether.data.formats.conversions import prompt_of
 from tether.data.prepare import encoded_split
-from tether.data.sources import Quarantine, group_of, read
+from tether.data.sources import group_of
 from tether.runner.assembly.checks import file_rows
 from tether.runner.assembly.roles import encoder_at_hand
 from tether.runner.planning.speeds import RowSizes
@@ -30,7 +30,7 @@ from tether.settings.learner import SupervisedConfig
 from tether.settings.model import ModelConfig
 from tether.settings.recipe import BaseRecipe
 from tether.settings.section import DataConfig
-from tether.settings.supervised import ProcessSection
+from tether.settings.supervised import ProcessSection, SFTSection
 
 SAMPLE = 64
 """Rows whose lengths are measured."""
@@ -66,10 +66,9 @@ def row_sizes(
 def _trained(recipe: BaseRecipe, name: str, sizes: RowSizes) -> RowSizes:
     """The counts of the rows that train: all are encoded as the stage does it."""
     section = recipe.section(name)
-    data = section.data
-    kind = section.record
+    data, kind = section.data, section.kind
     learns = isinstance(section, SupervisedConfig) and not isinstance(section, ProcessSection)
-    if not learns or data is None or sizes.count is None:
+    if not learns or data is None or sizes.count is None or kind in (None, Prompt):
         return sizes
     rows = [*file_rows(data, kind)]
     encoder = encoder_at_hand(recipe.model)
@@ -111,13 +110,17 @@ def _sized(recipe: BaseRecipe, name: str, tokens: Callable[[Conversation], int])
         )
     if section.kind is None or section.data is None:
         return RowSizes()
-    return _measured(
+    rows = _measured(
         section.data,
         section.kind,
         tokens,
         system,
         counts="steps" not in type(section).model_fields,
     )
+    if not isinstance(section, SFTSection) or section.teacher is None:
+        return rows
+    each, longest = section.teacher.samples_per_prompt, section.teacher.max_new_tokens
+    return replace(rows, answer=longest, answers=each, count=rows.count and rows.count * each)
 
 
 def _measured(
@@ -131,16 +134,15 @@ def _measured(
     """Mean lengths of the first rows of files; with `counts` all rows are read."""
     if data.on_hub:
         return RowSizes()
-    how = data.model_dump(exclude={"path", "strict"})
-    if not counts:
-        how["limit"] = min(SAMPLE, data.limit or SAMPLE)
+    most = data.limit if counts else min(SAMPLE, data.limit or SAMPLE)
+    read = data.model_copy(update={"strict": False, "limit": most})
     groups = set[str]()
     sides = set[int]()
     prompts = []
     answers = []
     count = 0
     longest: list[Conversation] = [(), ()]
-    for count, row in enumerate(read(data.paths, kind, quarantine=Quarantine(keep=0), **how), 1):
+    for count, row in enumerate(file_rows(read, kind), 1):
         prompt, replies = _parts(row)
         longest = [
             max(pair, key=_letters)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tether.core.errors import ConfigError
 from tether.core.names import file_part
@@ -15,6 +15,21 @@ from tether.core.types import Problem, Prompt
 from tether.data.sources import UNUSED_COLUMNS, Quarantine, look, read
 from tether.runner.assembly.job import AnyJob
 from tether.settings.section import PACKAGED, DataConfig, Section
+
+T = TypeVar("T")
+
+
+def records_of(data: DataConfig, kind: type[T], quarantine: Quarantine) -> Iterator[T]:
+    """The rows of a data section as `kind`, one after another."""
+    return read(
+        data.paths,
+        kind,
+        format=data.format,
+        columns=data.columns,
+        limit=data.limit,
+        strict=data.strict,
+        quarantine=quarantine,
+    )
 
 
 def load_rows(
@@ -30,7 +45,7 @@ def load_rows(
         whole: prompts keep the columns of their rows (`Prompt.row`), under the same names in each.
             A column or a name of metadata that a prompt lacks is None there.
     """
-    records = read(data.paths, kind, quarantine=quarantine, **data.model_dump(exclude={"path"}))
+    records = records_of(data, kind, quarantine)
     if not issubclass(kind, Prompt | Problem):
         return list(records)
     if not whole:

@@ -1,0 +1,119 @@
+"""Demonstrations that a teacher writes, before a student learns from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from tether.core.errors import DataError
+from tether.core.protocols import doing
+from tether.core.rundir import RunDirectory, append_jsonl, read_jsonl
+from tether.core.types import Demonstration, Prompt, Rollout, Sampling, assistant
+from tether.models.cpu.memory import free_memory
+from tether.runner.assembly.data.prompts import prompt_faults
+from tether.runner.assembly.job import AnyJob
+from tether.runner.assembly.roles import encoder_of, load_policy, local_engine
+from tether.runner.assembly.teachers import read_by
+from tether.settings.teacher import START, WritingConfig
+from tether.stages.learner.ranks import Ranks
+
+WRITTEN = "written.jsonl"
+"""The teacher's answers, in the folder of the stage."""
+AT_ONCE = 64
+"""Answers that are sampled before they are written down."""
+
+
+def written(
+    job: AnyJob,
+    config: WritingConfig,
+    prompts: Sequence[Prompt],
+    run: RunDirectory,
+    ranks: Ranks,
+) -> list[Demonstration]:
+    """A teacher's answers to the prompts; those that are empty or do not end are set aside. A run
+    that goes on keeps what is written already.
+
+    Raises:
+        DataError: no answer can be used.
+    """
+    answers = ranks.once(lambda: _answers(job, config, prompts, run.path / WRITTEN))
+    demonstrations = []
+    for prompt, own in zip(prompts, answers, strict=True):
+        for text, fault in own:
+            if fault:
+                job.quarantine.add(prompt.id, None, fault, text)
+                continue
+            turns = (*prompt.messages, assistant(text))
+            demonstrations.append(Demonstration(turns, prompt.id, prompt.metadata))
+    if not demonstrations:
+        raise DataError(
+            f"[{job.stage}] the teacher wrote no answer that can be used: "
+            f"{job.quarantine.top_reasons()}. Raise {job.stage}.data.teacher.max_new_tokens",
+        )
+    return demonstrations
+
+
+def _answers(
+    job: AnyJob,
+    config: WritingConfig,
+    prompts: Sequence[Prompt],
+    path: Path,
+) -> list[list[tuple[str, str]]]:
+    """Of each prompt its answers, each with its fault: those of the file, and what is written now."""
+    keys = [(place, prompt.text) for place, prompt in enumerate(prompts)]
+    rows = {(row["place"], row["prompt"]): row["answers"] for row in read_jsonl(path)}
+    missing = {place: prompts[place] for place, text in keys if (place, text) not in rows}
+    if not missing:
+        return [rows[key] for key in keys]
+    _write(job, config, missing, path)
+    free_memory()
+    return _answers(job, config, prompts, path)
+
+
+def _write(
+    job: AnyJob,
+    config: WritingConfig,
+    prompts: Mapping[int, Prompt],
+    path: Path,
+) -> None:
+    """Have the prompts answered, by their places, and append a row for each."""
+
+    def note(places: Sequence[int], answers: Iterable[Sequence[tuple[str, str]]]) -> None:
+        rows = zip(places, answers, strict=True)
+        append_jsonl(
+            path,
+            [{"place": n, "prompt": prompts[n].text, "answers": own} for n, own in rows],
+        )
+
+    source = str(job.model.source) if config.model == START else str(config.model)
+    role, loaded = load_policy(source, job.model, job.seed)
+    turns = read_by(config)
+    read = [
+        replace(prompt, messages=turns(prompt)) if turns else prompt for prompt in prompts.values()
+    ]
+    faults = prompt_faults(read, encoder_of(loaded), config.max_new_tokens, loaded.context_length)
+    places = list(prompts)
+    note([places[number] for number in faults], [[("", fault)] for fault in faults.values()])
+    engine = local_engine(role, loaded, max_rows=AT_ONCE)
+    fitting = [number for number in range(len(read)) if number not in faults]
+    each = max(1, AT_ONCE // config.samples_per_prompt)
+    for start in range(0, len(fitting), each):
+        doing(job.progress, "a teacher writes", start, len(fitting))
+        part = fitting[start : start + each]
+        ordinals = [places[number] for number in part]
+        groups = engine.generate(
+            [read[number] for number in part],
+            Sampling(config.max_new_tokens, config.temperature),
+            num_samples=config.samples_per_prompt,
+            seed=job.seed,
+            ordinals=ordinals,
+        )
+        note(ordinals, ([(one.text, _fault(one)) for one in group.rollouts] for group in groups))
+
+
+def _fault(answer: Rollout) -> str:
+    """Why an answer cannot be imitated; empty if it can."""
+    if not answer.finished:
+        return "the teacher's answer does not end within max_new_tokens"
+    return "" if answer.text.strip() else "the teacher's answer is empty"
