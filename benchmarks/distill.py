@@ -44,14 +44,17 @@ Divergence = Literal["token", "reverse"]
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is done; each arm sees as many answers as the others."""
+    """How much is done; each student sees as many answers as the others. The teacher that a reward
+    trains has more steps, so that there is something to learn from it.
+    """
 
     steps: int = 10
+    teacher_steps: int = 24
     answers: int = 16
     held_out: int = 48
 
 
-SMALL = Sizes(steps=1, answers=4, held_out=4)
+SMALL = Sizes(steps=1, teacher_steps=1, answers=4, held_out=4)
 
 
 def prompts_of(name: str, count: int, seed: int) -> list[Prompt]:
@@ -136,7 +139,7 @@ class Trial:
             MODEL,
             rows_of(self.prompts),
             run=str(folder),
-            steps=self.sizes.steps,
+            steps=self.sizes.teacher_steps,
             prompts_per_step=max(1, self.sizes.answers // 4),
             samples_per_prompt=4,
             max_new_tokens=LENGTH,
