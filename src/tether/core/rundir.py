@@ -165,6 +165,11 @@ def read_json(path: str | Path) -> JsonValue:
         ) from error
 
 
+def read_note(path: Path) -> Json:
+    """The values of a JSON file; none where there is no file."""
+    return read_json(path) if path.is_file() else {}
+
+
 def read_jsonl(path: str | Path) -> Iterator[Json]:
     """The complete lines of a JSONL file; a last line cut by a crash is left out.
 

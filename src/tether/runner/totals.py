@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
-from tether.core.rundir import read_json, write_json
+from tether.core.rundir import read_note, write_json
 from tether.core.types import Json
 from tether.runner.assembly.job import AnyJob
 from tether.runner.assembly.roles import newest_policy
@@ -13,8 +13,7 @@ from tether.runner.assembly.roles import newest_policy
 
 def compared_in(job: AnyJob) -> list[str]:
     """The policies that an evaluation compares, and those that an earlier start of it compared."""
-    before = job.folder / "summary.json"
-    earlier = read_json(before)["policies"] if before.is_file() else ()
+    earlier = read_note(job.folder / "summary.json").get("policies", ())
     return [*dict.fromkeys([*job.policies, *earlier])]
 
 
@@ -48,11 +47,8 @@ def write_totals(jobs: Sequence[AnyJob]) -> None:
 def _totals(job: AnyJob) -> Json:
     names = dict.fromkeys([*job.others, *compared_in(job), job.name])
     folders = {name: (job.root if name == "sft" else job.place) / name for name in names}
-    done = {
-        name: read_json(folder / "summary.json")
-        for name, folder in folders.items()
-        if (folder / "summary.json").is_file()
-    }
+    summaries = {name: read_note(folder / "summary.json") for name, folder in folders.items()}
+    done = {name: summary for name, summary in summaries.items() if summary}
     verdict = done.pop(job.name)
     policies = {name: {**done[name], **result} for name, result in verdict["policies"].items()}
     # others may not be trained yet

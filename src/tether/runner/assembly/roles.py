@@ -14,7 +14,7 @@ from tether.core.errors import MissingFileError, ModelError
 from tether.core.keeping import temporary_folder
 from tether.core.once import once
 from tether.core.protocols import now_doing
-from tether.core.rundir import ROUNDS, read_json, stage_folder
+from tether.core.rundir import ROUNDS, read_note, stage_folder
 from tether.core.types import Facts
 from tether.data.chat import ChatEncoder
 from tether.models.heads import ScalarHead
@@ -354,11 +354,7 @@ def is_scorer(folder: Path) -> bool:
 
 def objective_names(folder: Path) -> list[str]:
     """Those that a finished reward stage has trained into `folder`."""
-    return (
-        [row["name"] for row in read_json(folder / OBJECTIVES)["members"]]
-        if (folder / OBJECTIVES).is_file()
-        else []
-    )
+    return [row["name"] for row in read_note(folder / OBJECTIVES).get("members", ())]
 
 
 def newest_policy(folder: Path) -> Path | None:
@@ -381,8 +377,7 @@ def newest_policy(folder: Path) -> Path | None:
 
 def _start_order(stage: Path) -> tuple[str, int]:
     """For ordering: the time at which a stage began, and its place in a recipe."""
-    manifest = stage / "manifest.json"
-    began = read_json(manifest).get("started", "") if manifest.is_file() else ""
+    began = read_note(stage / "manifest.json").get("started", "")
     return began, list(STAGES).index(stage.name)
 
 

@@ -28,6 +28,7 @@ from tether.core.rundir import (
     RunDirectory,
     file_digest,
     read_json,
+    read_note,
     write_json,
     write_jsonl,
 )
@@ -86,15 +87,14 @@ def train(
             sampling.temperature,
         )
     load = partial(open_model, job.model, seed=job.seed)
-    note = job.root / job.stage / "left_out.json"
-    rows = usable_once(job, rows, sampling.max_new_tokens, note, load)
-    note = job.root / job.stage / FITTING
-    fitting = Fitting(time_limit(), note, len(rows))
+    common = job.root / job.stage  # of all rounds
+    rows = usable_once(job, rows, sampling.max_new_tokens, common / "left_out.json", load)
+    fitting = Fitting(time_limit(), common / FITTING, len(rows))
     rows = fitting.order(rows, job.seed)
     judge = text_judge(section.judge, job.root)
     with ExitStack() as closing:
         asked = _Sides(job, rows, judge, sampling, fitting, closing)
-        before = asked.answers("before", job.root / job.stage / "before", None)
+        before = asked.answers("before", common / "before", None)
         after = {
             name: asked.answers(name, run.path / name, folder)
             for name, folder in job.policies.items()
@@ -157,8 +157,7 @@ def drawn_from(folder: Path) -> str | None:
     """The weights that gave the answers in a folder; None without answers, or where they do not
     name them.
     """
-    path = folder / "answers.json"
-    return read_json(path).get("weights") if path.is_file() else None
+    return read_note(folder / "answers.json").get("weights")
 
 
 _Block = tuple[dict[float, list[Rollout]], list[float | None]]
@@ -185,16 +184,19 @@ class _Sides:
         self.judge = judge
         self.sampling = sampling
         self.fitting = fitting
+        self.distinct = prompts
         self._scores: dict[tuple[str, ...], list[Score]] = {}
         self.suite: Suite | None = None
         self.steps = 0
-        self._take(prompts)
 
-    def _take(self, prompts: Sequence[Prompt]) -> None:
-        """The prompts that all sides answer."""
-        self.prompts = [prompt for prompt in prompts for _ in range(self.section.samples)]
-        self.distinct = prompts
-        self.groups = [prompt.id for prompt in self.prompts]
+    @property
+    def prompts(self) -> list[Prompt]:
+        """Those that all sides answer, each as often as it is answered."""
+        return [prompt for prompt in self.distinct for _ in range(self.section.samples)]
+
+    @property
+    def groups(self) -> list[str]:
+        return [prompt.id for prompt in self.prompts]
 
     @property
     def temperatures(self) -> list[float]:
@@ -212,12 +214,9 @@ class _Sides:
             if (folder / "answers.json").is_file():
                 _LOG.warning("%s: of other weights than now, so all answers are drawn again", name)
             begun = self.fitting.clock()
-            role, loaded = load_policy(
-                str(policy or job.model.source),
-                job.model,
-                job.seed,
-            )
+            role, loaded = load_policy(str(policy or job.model.source), job.model, job.seed)
             engine = local_engine(role, loaded, max_rows=self.section.engine_rows)
+            own = self.sampling.temperature
             # the trunk without its adapter is the start
             shared = role.adapter is not None or policy is None
             start = cache(lambda: open_model(job.model, seed=job.seed).model)
@@ -225,13 +224,12 @@ class _Sides:
 
             def answered(prompts: Sequence[Prompt], first: int) -> _Block:
                 sampled = {t: self._sampled(t, engine, prompts, first) for t in self.temperatures}
-                how = encoder_of(loaded), self.sampling.temperature
                 reference = Role(role.model if shared else start())
-                moved = kl_to_reference(role, reference, sampled[self.sampling.temperature], *how)
+                moved = kl_to_reference(role, reference, sampled[own], encoder_of(loaded), own)
                 return sampled, list(moved)
 
             sampled, moved = self._fitted(answered, opening)
-            rollouts = sampled.pop(self.sampling.temperature)
+            rollouts = sampled.pop(own)
             kl = {"kl": mean_estimate(moved, self.groups).as_dict()}
             decoded = {f"{temperature:g}": _texts(rows) for temperature, rows in sampled.items()}
             measured = self._measured(MeasuredPolicy(role, encoder_of(loaded), engine))
@@ -297,7 +295,7 @@ class _Sides:
         )
         done = len(moved) // self.section.samples
         self.fitting.close(done)
-        self._take(self.distinct[:done])
+        self.distinct = self.distinct[:done]
         for _ in self.temperatures:
             self._step()
         return sampled, moved
@@ -339,13 +337,7 @@ class _Sides:
         scores = column_figures(scores_by_part(self.judged(side["texts"])), groups)
         records = [
             as_record("held_out", moment, 0, scores),
-            Record(
-                evaluator="kl",
-                moment=moment,
-                step=0,
-                figures={"kl": side["kl"]},
-                rows={},
-            ),
+            Record(evaluator="kl", moment=moment, step=0, figures={"kl": side["kl"]}, rows={}),
         ]
         if decoded:
             records.append(as_record("decoding", moment, 0, column_figures(decoded, groups)))
@@ -381,10 +373,8 @@ class _Sides:
             own,
         )
         if (measured := controls["by_temperature"].get(f"{own:g}")) is None:
-            reason = next(
-                (score.reason for score in self.judged(after["texts"]) if score.reason),
-                "",
-            )
+            reasons = filter(None, (score.reason for score in self.judged(after["texts"])))
+            reason = next(reasons, "")
             raise ConfigError(
                 f"the judge scored no answer of both sides{f': {reason}' if reason else ''}. Look "
                 "at evaluate.judge",
@@ -393,11 +383,7 @@ class _Sides:
         gold |= {f"gold_{name}": measured[name] for name in ("gain", "win_rate")}
         parts = [_mean_parts(self.judged(side["texts"])) for side in (before, after)]
         gold["gold_parts"] = {k: {"before": parts[0][k], "after": parts[1][k]} for k in parts[0]}
-        return {
-            **gold,
-            "gold_by_temperature": controls.pop("by_temperature"),
-            **controls,
-        }
+        return {**gold, "gold_by_temperature": controls.pop("by_temperature"), **controls}
 
     def at_equal_length(self, before: Facts, after: Facts) -> Json:
         """The win rate at the temperature of training, if answers were as long as the start's."""
@@ -420,30 +406,17 @@ class _Sides:
     def rows(self, before: Facts, after: Facts) -> Iterator[Json]:
         """A line an answer: the start's, the first policy's, and those of the others."""
         first, *others = after
-        sides = {
-            "before": self._scored(before),
-            "after": self._scored(after[first]),
-        }
+        sides = {"before": self._scored(before), "after": self._scored(after[first])}
         arms = {name.removeprefix(f"{first}-"): self._scored(after[name]) for name in others}
         for i, prompt in enumerate(self.prompts):
-            row = {
-                "id": prompt.id,
-                "kind": prompt.metadata.get("kind", ""),
-                "prompt": prompt.text,
-            }
+            kind = prompt.metadata.get("kind", "")
+            row: Json = {"id": prompt.id, "kind": kind, "prompt": prompt.text}
             for name, answers in sides.items():
                 text, score = answers[i]
-                row |= {
-                    name: text,
-                    f"gold_{name}": score.value,
-                    f"parts_{name}": score.parts,
-                }
+                row |= {name: text, f"gold_{name}": score.value, f"parts_{name}": score.parts}
+            own = ((name, *answers[i]) for name, answers in arms.items())
             row["arms"] = {
-                name: {
-                    "response": answers[i][0],
-                    "gold": answers[i][1].value,
-                }
-                for name, answers in arms.items()
+                name: {"response": text, "gold": score.value} for name, text, score in own
             }
             yield row
 
@@ -488,10 +461,8 @@ def _texts(rollouts: Sequence[Rollout]) -> Json:
 
 
 def _mean_parts(scores: Sequence[Score]) -> Metrics:
-    known = [score.parts for score in scores if score.parts]
-    return {
-        key: sum(parts[key] for parts in known) / len(known) for key in (known[0] if known else ())
-    }
+    rows = [score.parts for score in scores if score.parts]
+    return {key: sum(row[key] for row in rows) / len(rows) for key in (rows or [{}])[0]}
 
 
 def opening(response: str) -> str:

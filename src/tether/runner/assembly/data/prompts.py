@@ -13,7 +13,7 @@ from typing import TypeVar
 from tether.core.digest import digest
 from tether.core.errors import DataError
 from tether.core.protocols import doing
-from tether.core.rundir import read_json, write_json
+from tether.core.rundir import read_note, write_json
 from tether.core.types import Prompt
 from tether.data.chat import ChatEncoder
 from tether.data.sources import Quarantine
@@ -146,7 +146,7 @@ def usable_once(
     Raises:
         DataError: no prompt can be used.
     """
-    before = read_json(note) if note.is_file() else {}
+    before = read_note(note)
     settings = job.model.model_dump(mode="json")
     made_of = digest([max_new_tokens, settings, [prompt.messages for prompt in prompts]])
     if before.get("made_of") == made_of:
