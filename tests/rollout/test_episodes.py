@@ -43,9 +43,9 @@ class Scripted:
         self.encoder, self.texts, self.cut = encoder, texts, cut
         self.rows, self.ordinals = [], []
 
-    def draw(self, rows, ordinals, sampling, num_samples, seed):
-        self.rows.append([*rows])
-        self.ordinals.append([*ordinals])
+    def draw(self, draws):
+        self.rows.append([*draws.rows])
+        self.ordinals.append([*draws.ordinals])
         turn = len(self.rows) - 1
         ids = tuple(self.encoder.tokenizer(self.texts[turn])["input_ids"])
         ends = turn not in self.cut
@@ -54,7 +54,7 @@ class Scripted:
             tuple(-0.1 * n for n in range(len(ids) + ends)),
             StopReason.STOP_TOKEN if ends else StopReason.LENGTH,
         )
-        return [[reply] * num_samples for _ in rows]
+        return [[reply] * draws.num_samples for _ in draws.rows]
 
 
 class Echo:
@@ -468,9 +468,9 @@ def test_qwen3_drops_thoughts_behind_a_user_and_keeps_them_behind_a_tool(role, f
             return {"role": role, "content": "so"}, reward, done
 
     class Ends(Scripted):
-        def draw(self, *arguments):
+        def draw(self, draws):
             end = reader.stop_ids[-1:]
-            groups = super().draw(*arguments)
+            groups = super().draw(draws)
             return [[one._replace(ids=one.ids[:-1] + end) for one in group] for group in groups]
 
     script = Ends(reader, *["<think>\nx\n</think>\n\na"] * 2, "b")

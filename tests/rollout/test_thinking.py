@@ -10,13 +10,13 @@ from benchmarks.templates import Published, published
 
 import tether
 from tether.core.errors import ConfigError, DataError, TetherError
+from tether.core.protocols import DrawArguments
 from tether.core.thoughts import answer_start
 from tether.core.types import Problem, Prompt, Sampling, StopReason, user
 from tether.data.chat import ChatEncoder
 from tether.models.tiny import tiny_model
 from tether.models.trunk import Role
 from tether.rewards.verifiable import VerifiableReward
-from tether.rollout.drawn import DrawArguments
 from tether.rollout.local import LocalEngine
 from tether.rollout.served import ServedEngine
 from tether.runner.assembly.engines import engine_server
@@ -139,9 +139,9 @@ def test_every_continuation_has_random_numbers_of_its_own(engine, monkeypatch):
     counters = []
     draw = engine.draw
 
-    def noted(rows, ordinals, *how):
-        counters.append([*ordinals])
-        return draw(rows, ordinals, *how)
+    def noted(draws):
+        counters.append([*draws.ordinals])
+        return draw(draws)
 
     monkeypatch.setattr(engine, "draw", noted)
     sampling = Sampling(max_new_tokens=LONGEST, thought_tokens=BUDGET)

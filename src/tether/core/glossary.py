@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import difflib
 import re
-import tomllib
 from collections.abc import Iterable
-from pathlib import Path
 
-_ROWS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+from tether.core.tables import table_beside
+
+_ROWS = table_beside(__file__, "glossary.toml")
 METRICS: dict[str, str] = _ROWS["metrics"]
 """Columns of metrics.jsonl, by their names."""
 TERMS: dict[str, str] = _ROWS["terms"]

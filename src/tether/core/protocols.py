@@ -8,7 +8,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import NamedTuple, Protocol, TypedDict, TypeVar, Unpack, runtime_checkable
 
 from tether.core.types import (
     Alarm,
@@ -34,6 +34,17 @@ Finished = Callable[[int], None] | None
 """A listener to the number of things that are finished, if anybody listens."""
 
 
+class DrawArguments(TypedDict, total=False):
+    """Arguments of `Engine.generate`: samples of a prompt (1), seed (0), an ordinal for each prompt
+    (None: its place), and a listener to the number of rollouts finished so far.
+    """
+
+    num_samples: int
+    seed: int
+    ordinals: Sequence[int] | None
+    progress: Finished
+
+
 @runtime_checkable
 class Engine(Protocol):
     """Samples responses from the current policy."""
@@ -44,16 +55,12 @@ class Engine(Protocol):
         self,
         prompts: Sequence[Prompt],
         sampling: Sampling,
-        *,
-        num_samples: int = 1,
-        seed: int = 0,
-        ordinals: Sequence[int] | None = None,
-        progress: Finished = None,
+        **how: Unpack[DrawArguments],
     ) -> list[RolloutGroup]:
         """One group of `num_samples` rollouts a prompt, in the order of `prompts`.
 
         A sample depends on (`seed`, the prompt's ordinal, the sample's index, the position) and on
-        the policy alone. `progress` gets the number of rollouts finished so far.
+        the policy alone.
         """
         ...
 
@@ -118,10 +125,7 @@ class OrderingEngine(Engine, Stateful, Protocol):
         number: int,
         prompts: Sequence[Prompt],
         sampling: Sampling,
-        *,
-        num_samples: int,
-        seed: int,
-        ordinals: Sequence[int],
+        **how: Unpack[DrawArguments],
     ) -> None:
         """Ask for the samples of step `number` with the weights of now, unless that was done."""
         ...

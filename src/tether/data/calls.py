@@ -8,17 +8,16 @@ guessed: what the chat template writes for a reply with a call must be read as t
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 
 from tether.core.errors import DataError
+from tether.core.tables import table_beside
 from tether.core.thoughts import opened_by
 from tether.core.types import Json, JsonValue, Message, Rollout, user
 from tether.data.chat import ChatEncoder
 
-_TABLE: Json = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_TABLE: Json = table_beside(__file__, "calls.toml")
 _TOOLS = _TABLE["tools"]
 BEGINNING = 64
 """Tokens before a reply that hold the beginning of its turn."""

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import logging
 import re
-import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import takewhile
-from pathlib import Path
 from typing import Literal
 
 from tether.core.errors import DataError
 from tether.core.once import once
+from tether.core.tables import table_beside
 from tether.core.types import ChatRole, Conversation, Message, assistant, user
 
 PIECES = re.compile(r"<[^<>\s]*>|\[[^\[\]\s]*\]|\s+|\w+|.", re.DOTALL)
@@ -174,9 +173,7 @@ def _with_system_apart(message: Message) -> Iterator[Message]:
     yield replace(message, content=match["rest"])
 
 
-_TABLE: dict[str, dict[str, list[str]]] = tomllib.loads(
-    Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"),
-)
+_TABLE: dict[str, dict[str, list[str]]] = table_beside(__file__, "rendered.toml")
 FAMILIES: tuple[Marks, ...] = tuple(
     Marks(
         name,

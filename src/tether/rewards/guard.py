@@ -19,11 +19,11 @@ import signal
 import struct
 import sys
 import sysconfig
-import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tether.core.tables import table_beside
 from tether.rewards import bpf
 
 READABLE = (
@@ -40,9 +40,7 @@ DEVICES = ("/dev/null", "/dev/urandom")
 MEBIBYTE = 1 << 20
 OPEN_FILES = 64
 
-_CALLS: dict[str, dict[str, list[int]]] = tomllib.loads(
-    (Path(__file__).parent / "syscalls.toml").read_text(encoding="utf-8"),
-)
+_CALLS: dict[str, dict[str, list[int]]] = table_beside(__file__, "syscalls.toml")
 _REFUSED = _CALLS["refused"]
 _JUDGED = _CALLS["judged"]
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}

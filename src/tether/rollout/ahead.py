@@ -15,9 +15,8 @@ from typing import Protocol, Unpack, runtime_checkable
 
 from pydantic import TypeAdapter
 
-from tether.core.protocols import Engine, Finished
+from tether.core.protocols import DrawArguments, Engine
 from tether.core.types import Facts, Json, Prompt, Rollout, RolloutGroup, Sampling
-from tether.rollout.drawn import DrawArguments
 
 ROLLOUTS = TypeAdapter(tuple[Rollout, ...])
 """From these to JSON and back."""
@@ -31,10 +30,7 @@ class BeginningEngine(Engine, Protocol):
         self,
         prompts: Sequence[Prompt],
         sampling: Sampling,
-        *,
-        num_samples: int,
-        seed: int,
-        ordinals: Sequence[int],
+        **how: Unpack[DrawArguments],
     ) -> Callable[[], list[RolloutGroup]]:
         """Ask for samples with the weights of now; what comes back waits for them."""
         ...
@@ -68,8 +64,6 @@ class AheadEngine:
         number: int,
         prompts: Sequence[Prompt],
         sampling: Sampling,
-        *,
-        ordinals: Sequence[int],
         **how: Unpack[DrawArguments],
     ) -> None:
         """Ask for the samples of step `number` with the weights of now, unless that was done."""
@@ -78,13 +72,10 @@ class AheadEngine:
         if number in self.saved:
             collect = partial(_groups, self.saved.pop(number), prompts)
         elif isinstance(self.engine, BeginningEngine):
-            collect = self.engine.begin(prompts, sampling, ordinals=ordinals, **how)
+            collect = self.engine.begin(prompts, sampling, **how)
         else:
-            collect = partial(
-                list,
-                self.engine.generate(prompts, sampling, ordinals=ordinals, **how),
-            )
-        self.orders[number] = _asked(prompts, sampling, ordinals, **how), cache(collect)
+            collect = partial(list, self.engine.generate(prompts, sampling, **how))
+        self.orders[number] = _asked(prompts, sampling, how), cache(collect)
 
     def forget(self, number: int) -> None:
         """Let go of the samples of the steps before `number`."""
@@ -94,22 +85,14 @@ class AheadEngine:
         self,
         prompts: Sequence[Prompt],
         sampling: Sampling,
-        *,
-        ordinals: Sequence[int] | None = None,
-        progress: Finished = None,
         **how: Unpack[DrawArguments],
     ) -> list[RolloutGroup]:
         """The groups of an order for the same samples. Everything else is sampled now."""
-        for request, collect in self.orders.values():
-            if ordinals is not None and request == _asked(prompts, sampling, ordinals, **how):
+        request = _asked(prompts, sampling, how)
+        for ordered, collect in self.orders.values():
+            if ordered == request:
                 return collect()
-        return self.engine.generate(
-            prompts,
-            sampling,
-            ordinals=ordinals,
-            progress=progress,
-            **how,
-        )
+        return self.engine.generate(prompts, sampling, **how)
 
     def state(self) -> Json:
         """All that is ordered, once it is there: tokens, their log-probabilities and the version of
@@ -128,16 +111,16 @@ class AheadEngine:
         self.saved = {int(number): rows for number, rows in values["orders"].items()}
 
 
-def _asked(
-    prompts: Sequence[Prompt],
-    sampling: Sampling,
-    ordinals: Sequence[int],
-    *,
-    num_samples: int = 1,
-    seed: int = 0,
-) -> object:
+def _asked(prompts: Sequence[Prompt], sampling: Sampling, how: DrawArguments) -> object:
     """Everything that samples depend on beside the weights."""
-    return [*prompts], sampling, [*ordinals], num_samples, seed
+    places = how.get("ordinals")
+    return (
+        [*prompts],
+        sampling,
+        None if places is None else [*places],
+        how.get("num_samples"),
+        how.get("seed"),
+    )
 
 
 def _rows(group: RolloutGroup) -> list[Json]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol, TypedDict
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
 
 import torch
 
 from tether.core.errors import DataError
-from tether.core.protocols import Engine
+from tether.core.protocols import Engine, Finished
 from tether.core.thoughts import opened_by
 from tether.core.types import Prompt, Rollout, RolloutGroup, Sampling, Spans, StopReason
 from tether.data.batches import make_batch
@@ -44,37 +44,30 @@ def drawn_of(response: Sequence[tuple[int, float]], reason: StopReason) -> Drawn
 
 class Draws(NamedTuple):
     """Responses to draw: `num_samples` to each row of prompt ids, whose randomness depends on its
-    ordinal. `cpu_kernels` as in LocalEngine.
+    ordinal. `progress` gets the number of those finished so far.
     """
 
     rows: Sequence[Ids]
     ordinals: Sequence[int]
     sampling: Sampling
-    num_samples: int
-    seed: int
-    cpu_kernels: bool
+    num_samples: int = 1
+    seed: int = 0
+    progress: Finished = None
 
 
 class TokenEngine(Engine, Protocol):
     """An engine that takes prompts as ids."""
 
-    def draw(
-        self,
-        rows: list[Ids],
-        ordinals: Sequence[int],
-        sampling: Sampling,
-        num_samples: int,
-        seed: int,
-    ) -> list[list[Drawn]]:
-        """`num_samples` responses to each row of prompt ids."""
+    def draw(self, draws: Draws) -> list[list[Drawn]]:
+        """The responses to each row of prompt ids."""
         ...
 
 
-class DrawArguments(TypedDict, total=False):
-    """Arguments of `Engine.generate` that an engine hands on to another one."""
+class PromptReader(Protocol):
+    """What turns prompts into ids for a model: its encoder and its limit in tokens."""
 
-    num_samples: int
-    seed: int
+    encoder: ChatEncoder
+    context_length: int
 
 
 def has_stop_string(encoder: ChatEncoder, sampling: Sampling, response: Sequence[int]) -> bool:
@@ -87,25 +80,31 @@ def has_stop_string(encoder: ChatEncoder, sampling: Sampling, response: Sequence
     return any(stop in text for stop in stops)
 
 
-def encode_prompts(
-    encoder: ChatEncoder,
+def draws_of(
+    reader: PromptReader,
     prompts: Sequence[Prompt],
     sampling: Sampling,
-    context_length: int,
-) -> list[Ids]:
-    """The prompts as ids.
+    *,
+    num_samples: int = 1,
+    seed: int = 0,
+    ordinals: Sequence[int] | None = None,
+    progress: Finished = None,
+) -> Draws:
+    """What `Engine.generate` asks for, with the prompts as ids.
 
     Raises:
         DataError: the template refuses a prompt, or a prompt and its response do not fit the
             model's context.
     """
+    most = sampling.max_new_tokens
     rows = []
     for prompt in prompts:
         try:
-            rows.append(prompt_ids(encoder, prompt, sampling.max_new_tokens, context_length))
+            rows.append(prompt_ids(reader.encoder, prompt, most, reader.context_length))
         except DataError as error:
             raise DataError(f"prompt {prompt.id or prompt.text[:40]!r}: {error}") from error
-    return rows
+    places = range(len(rows)) if ordinals is None else ordinals
+    return Draws(rows, places, sampling, num_samples, seed, progress)
 
 
 def prompt_ids(
@@ -139,40 +138,39 @@ def opening_of(encoder: ChatEncoder, prompt: Ids) -> str:
     return opened_by(encoder.decode(prompt[-OPENING:]))
 
 
-def as_group(
+def as_groups(
     encoder: ChatEncoder,
-    prompt: Prompt,
-    ids: Ids,
-    drawn: Sequence[Drawn],
-    sampling: Sampling,
+    prompts: Sequence[Prompt],
+    draws: Draws,
+    drawn: Iterable[Sequence[Drawn]],
     version: int,
-) -> RolloutGroup:
-    """All samples of one prompt; a text ends before its first stop string."""
-
-    def text(response: Ids) -> str:
-        words = encoder.decode(response)
-        for stop in sampling.stop_strings:
-            words = words.split(stop)[0]
-        return words
-
-    opening = opening_of(encoder, ids)
-    rollouts = (
-        Rollout(
-            ids,
-            one.ids,
-            one.logprobs,
-            one.reason,
-            text(one.ids),
-            index,
-            version,
-            sampling,
-            prompt,
-            spans=one.spans,
-            opening=opening,
-        )
-        for index, one in enumerate(drawn)
-    )
-    return RolloutGroup(prompt, tuple(rollouts))
+) -> list[RolloutGroup]:
+    """All samples, prompt by prompt; a text ends before its first stop string."""
+    groups = []
+    for prompt, ids, responses in zip(prompts, draws.rows, drawn, strict=True):
+        opening = opening_of(encoder, ids)
+        rollouts = []
+        for index, one in enumerate(responses):
+            text = encoder.decode(one.ids)
+            for stop in draws.sampling.stop_strings:
+                text = text.split(stop)[0]
+            rollouts.append(
+                Rollout(
+                    ids,
+                    one.ids,
+                    one.logprobs,
+                    one.reason,
+                    text,
+                    index,
+                    version,
+                    draws.sampling,
+                    prompt,
+                    spans=one.spans,
+                    opening=opening,
+                ),
+            )
+        groups.append(RolloutGroup(prompt, tuple(rollouts)))
+    return groups
 
 
 @torch.no_grad()

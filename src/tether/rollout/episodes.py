@@ -8,13 +8,14 @@ draw depends on (seed, task, sample, turn, position) and on the policy alone.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
+from typing import Unpack
 
 from tether.core.errors import DataError
-from tether.core.protocols import Environments, Turn
+from tether.core.protocols import DrawArguments, Environments, Turn
 from tether.core.types import (
     ChatRole,
     Conversation,
@@ -34,7 +35,7 @@ from tether.rollout.drawn import (
     Drawn,
     Ids,
     TokenEngine,
-    encode_prompts,
+    draws_of,
     opening_of,
     ordinal_of_part,
 )
@@ -51,8 +52,8 @@ class _Episode:
     """
 
     prompt: Prompt
-    place: int
     sample: int
+    place: int = 0
     start: Ids = ()
     ids: Ids = ()
     spans: Spans = ()
@@ -137,11 +138,7 @@ class EpisodeEngine:
         self,
         prompts: Sequence[Prompt],
         sampling: Sampling,
-        *,
-        num_samples: int = 1,
-        seed: int = 0,
-        ordinals: Sequence[int] | None = None,
-        progress: Callable[[int], None] | None = None,
+        **how: Unpack[DrawArguments],
     ) -> list[RolloutGroup]:
         """See core.protocols.Engine.generate.
 
@@ -149,20 +146,23 @@ class EpisodeEngine:
             DataError: a prompt and its first reply do not fit the model's context.
         """
         self.policy_version = self.engine.policy_version
-        places = range(len(prompts)) if ordinals is None else ordinals
+        progress = how.pop("progress", None)
+        num_samples = how.get("num_samples", 1)
         episodes = [
-            _Episode(prompt=prompt, place=place, sample=sample)
-            for prompt, place in zip(prompts, places, strict=True)
+            _Episode(prompt=prompt, sample=sample)
+            for prompt in prompts
             for sample in range(num_samples)
         ]
         openings = [*self._openings(episodes, num_samples)]
-        rows = encode_prompts(self.encoder, openings, sampling, self.context_length)
+        draws = draws_of(self, openings, sampling, **how)
         for number, episode in enumerate(episodes):
-            episode.start = rows[number // num_samples]
-            episode.talk = openings[number // num_samples].messages
-        room = min(self.limits.tokens, self.context_length - max(map(len, rows)))
+            task = number // num_samples
+            episode.place = draws.ordinals[task]
+            episode.start = draws.rows[task]
+            episode.talk = openings[task].messages
+        room = min(self.limits.tokens, self.context_length - max(map(len, draws.rows)))
         room *= self.limits.history == "sampled"
-        talk = talk_with(self.engine, rows, places, sampling, num_samples, seed, room)
+        talk = talk_with(self.engine, draws, room)
         replies = dict(enumerate(talk.begin()))
         while replies:
             following = self._take(episodes, replies)

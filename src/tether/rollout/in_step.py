@@ -10,17 +10,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
-from tether.core.protocols import Finished
 from tether.core.types import StopReason
-from tether.data.chat import ChatEncoder
 from tether.models.trunk import Role
-from tether.rollout.drawn import Drawn, Draws, drawn_of, has_stop_string
+from tether.rollout.drawn import Drawn, Draws, PromptReader, drawn_of, has_stop_string
 from tether.rollout.sampling import check_distributions, counter_uniform, sample_tokens
 
 CACHES = ("past_key_values", "cache_params")
@@ -78,25 +76,26 @@ class StepDecoder:
         ).last_hidden_state[:, -1]
 
 
-def draw_in_step(
-    decoder: StepDecoder,
-    encoder: ChatEncoder,
-    draws: Draws,
-    max_rows: int,
-    progress: Finished,
-) -> list[list[Drawn]]:
-    """`draws.num_samples` responses to each row, prompts of one length together."""
+class StepEngine(PromptReader, Protocol):
+    """What is asked of an engine that draws in step (rollout.local.LocalEngine)."""
+
+    max_rows: int
+    cpu_kernels: bool
+
+
+def draw_in_step(engine: StepEngine, decoder: StepDecoder, draws: Draws) -> list[list[Drawn]]:
+    """The responses to each row, prompts of one length together."""
     drawn: list[list[Drawn]] = [[] for _ in draws.rows]
     finished = 0
     for prompts in _of_one_length(
         [len(row) for row in draws.rows],
-        max(1, max_rows // draws.num_samples),
+        max(1, engine.max_rows // draws.num_samples),
     ):
-        for place, responses in zip(prompts, _draw(decoder, encoder, draws, prompts), strict=True):
+        for place, responses in zip(prompts, _draw(engine, decoder, draws, prompts), strict=True):
             drawn[place] = responses
         finished += len(prompts) * draws.num_samples
-        if progress:
-            progress(finished)
+        if draws.progress:
+            draws.progress(finished)
     return drawn
 
 
@@ -111,12 +110,13 @@ def _of_one_length(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
 
 
 def _draw(
+    engine: StepEngine,
     decoder: StepDecoder,
-    encoder: ChatEncoder,
     draws: Draws,
     prompts: list[int],
 ) -> list[list[Drawn]]:
     """All responses to prompts of one length; rows leave when they end."""
+    encoder = engine.encoder
     role = decoder.role
     sampling = draws.sampling
     count = draws.num_samples
@@ -143,7 +143,7 @@ def _draw(
             role.logits(hidden),
             uniforms,
             sampling,
-            cpu_kernels=draws.cpu_kernels,
+            cpu_kernels=engine.cpu_kernels,
         )
         tokens, logprobs, stopped = torch.stack(
             [new.double(), chances.double(), (new[:, None] == stops).any(-1).double()],

@@ -9,24 +9,24 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from tether.algorithms.transfer import to_device
-from tether.core.protocols import Finished
+from tether.core.protocols import DrawArguments
 from tether.core.types import Prompt, RolloutGroup, Sampling, StopReason
 from tether.data.chat import ChatEncoder
 from tether.models.cpu.llama import KeysAndValues
 from tether.models.trunk import Role
 from tether.rollout.drawn import (
-    DrawArguments,
     Drawn,
     Draws,
     Ids,
-    as_group,
+    as_groups,
     drawn_of,
-    encode_prompts,
+    draws_of,
     has_stop_string,
 )
 from tether.rollout.sampling import check_distributions, counter_uniform, sample_tokens
@@ -89,11 +89,7 @@ class LocalEngine:
         self,
         prompts: Sequence[Prompt],
         sampling: Sampling,
-        *,
-        num_samples: int = 1,
-        seed: int = 0,
-        ordinals: Sequence[int] | None = None,
-        progress: Finished = None,
+        **how: Unpack[DrawArguments],
     ) -> list[RolloutGroup]:
         """See core.protocols.Engine.generate.
 
@@ -103,43 +99,29 @@ class LocalEngine:
         if sampling.thought_tokens:
             from tether.rollout.thinking import generate_within
 
-            how: DrawArguments = {"num_samples": num_samples, "seed": seed}
-            return generate_within(self, prompts, sampling, ordinals, progress, **how)
-        rows = encode_prompts(self.encoder, prompts, sampling, self.context_length)
-        ordinals = range(len(prompts)) if ordinals is None else ordinals
-        drawn = self.draw(rows, ordinals, sampling, num_samples, seed, progress)
-        return [
-            as_group(self.encoder, prompt, ids, samples, sampling, self.policy_version)
-            for prompt, ids, samples in zip(prompts, rows, drawn, strict=True)
-        ]
+            return generate_within(self, prompts, sampling, **how)
+        draws = draws_of(self, prompts, sampling, **how)
+        return as_groups(self.encoder, prompts, draws, self.draw(draws), self.policy_version)
 
     @torch.no_grad()
-    def draw(
-        self,
-        rows: list[Ids],
-        ordinals: Sequence[int],
-        sampling: Sampling,
-        num_samples: int,
-        seed: int,
-        progress: Finished = None,
-    ) -> list[list[Drawn]]:
-        """`num_samples` responses to each row of prompt ids: `generate` in tokens."""
+    def draw(self, draws: Draws) -> list[list[Drawn]]:
+        """The responses to each row of prompt ids: `generate` in tokens."""
         if self.in_step is not None:
             from tether.rollout.in_step import draw_in_step
 
-            responses = Draws(rows, ordinals, sampling, num_samples, seed, self.cpu_kernels)
-            return draw_in_step(self.in_step, self.encoder, responses, self.max_rows, progress)
+            return draw_in_step(self, self.in_step, draws)
         for product in self.decoder.products:
             product.refresh()
-        decoding = SlotDecoding(self, rows, list(ordinals), sampling, num_samples, seed)
+        decoding = SlotDecoding(self, draws)
         while decoding.busy:
             decoding.admit()
             decoding.step()
-            if progress:
-                progress(len(decoding.finished))
+            if draws.progress:
+                draws.progress(len(decoding.finished))
+        count = draws.num_samples
         return [
-            [decoding.finished[n * num_samples + sample] for sample in range(num_samples)]
-            for n in range(len(rows))
+            [decoding.finished[n * count + sample] for sample in range(count)]
+            for n in range(len(draws.rows))
         ]
 
 
@@ -156,26 +138,20 @@ class SlotDecoding:
     dim), which predicts the next token; `report` (3, slots), which the host reads.
     """
 
-    def __init__(
-        self,
-        engine: LocalEngine,
-        prompts: list[Ids],
-        ordinals: list[int],
-        sampling: Sampling,
-        num_samples: int,
-        seed: int,
-        capacity: int = 0,
-    ) -> None:
+    def __init__(self, engine: LocalEngine, draws: Draws, capacity: int = 0) -> None:
         from tether.rollout.cache import SlotCache, rows_that_fit
         from tether.rollout.graphs import Graphs
 
+        prompts = draws.rows
+        sampling = draws.sampling
+        num_samples = draws.num_samples
         self.engine = engine
         self.role = engine.role
         self.sampling = sampling
-        self.seed = seed
+        self.seed = draws.seed
         self.decoder, self.prefix = engine.decoder, _common_prefix(prompts)
         self.prompts = prompts
-        self.prompt_ordinals = ordinals
+        self.prompt_ordinals = draws.ordinals
         self.num_samples = num_samples
         self.device = self.role.device
         stays = capacity > 0

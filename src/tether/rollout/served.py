@@ -17,21 +17,21 @@ import shutil
 import statistics
 import uuid
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Unpack
 
 from tether.core.errors import DataError
-from tether.core.protocols import Finished
+from tether.core.protocols import DrawArguments
 from tether.core.received import received
 from tether.core.rundir import append_jsonl, file_digest
 from tether.core.types import Json, Metrics, Prompt, RolloutGroup, Sampling, user
 from tether.data.chat import ChatEncoder
 from tether.models.saving import save_weights
 from tether.models.trunk import Role
-from tether.rollout.drawn import DrawArguments, Drawn, Ids, as_group, encode_prompts, score_ids
+from tether.rollout.drawn import Drawn, Draws, as_groups, draws_of, score_ids
 from tether.rollout.thinking import generate_within
 from tether.rollout.wire import (
     DRAWN,
@@ -290,9 +290,6 @@ class ServedEngine:
         self,
         prompts: Sequence[Prompt],
         sampling: Sampling,
-        *,
-        ordinals: Sequence[int] | None = None,
-        progress: Finished = None,
         **how: Unpack[DrawArguments],
     ) -> list[RolloutGroup]:
         """See core.protocols.Engine.generate.
@@ -303,69 +300,32 @@ class ServedEngine:
             RunError: no server is left.
         """
         if sampling.thought_tokens:
-            return generate_within(self, prompts, sampling, ordinals, progress, **how)
-        return self.begin(prompts, sampling, ordinals=ordinals, **how)(progress)
+            return generate_within(self, prompts, sampling, **how)
+        return self.begin(prompts, sampling, **how)()
 
     def begin(
         self,
         prompts: Sequence[Prompt],
         sampling: Sampling,
-        *,
-        num_samples: int = 1,
-        seed: int = 0,
-        ordinals: Sequence[int] | None = None,
-    ) -> Callable[..., list[RolloutGroup]]:
+        **how: Unpack[DrawArguments],
+    ) -> Callable[[], list[RolloutGroup]]:
         """Ask for samples with the weights of now; what comes back waits for them."""
-        rows = encode_prompts(self.encoder, prompts, sampling, self.context_length)
-        ordinals = range(len(rows)) if ordinals is None else ordinals
-        number, futures = self._send(rows, ordinals, sampling, num_samples, seed)
+        draws = draws_of(self, prompts, sampling, **how)
+        number, answers = self._send(draws)
+        return lambda: as_groups(self.encoder, prompts, draws, answers, number)
 
-        def collect(progress: Finished = None) -> list[RolloutGroup]:
-            groups = []
-            try:
-                for prompt, ids, future in zip(prompts, rows, futures, strict=True):
-                    groups.append(
-                        as_group(self.encoder, prompt, ids, future.result(), sampling, number),
-                    )
-                    if progress:
-                        progress(len(groups) * num_samples)
-            finally:
-                for future in futures:
-                    future.cancel()
-            return groups
-
-        return collect
-
-    def draw(
-        self,
-        rows: list[Ids],
-        ordinals: Sequence[int],
-        sampling: Sampling,
-        num_samples: int,
-        seed: int,
-    ) -> list[list[Drawn]]:
-        """See rollout.talk.TokenEngine.draw. A conversation goes to the server that has read its
+    def draw(self, draws: Draws) -> list[list[Drawn]]:
+        """See rollout.drawn.TokenEngine.draw. A conversation goes to the server that has read its
         beginning.
         """
-        _, futures = self._send(rows, ordinals, sampling, num_samples, seed)
-        try:
-            return [future.result() for future in futures]
-        finally:
-            for future in futures:
-                future.cancel()
+        return [*self._send(draws)[1]]
 
-    def _send(
-        self,
-        rows: Sequence[Ids],
-        ordinals: Sequence[int],
-        sampling: Sampling,
-        num_samples: int,
-        seed: int,
-    ) -> tuple[int, list[Future[list[Drawn]]]]:
-        """Ask for samples; the version of the weights, and what will be the answers."""
+    def _send(self, draws: Draws) -> tuple[int, Iterator[list[Drawn]]]:
+        """Ask for samples; the version of the weights, and the answers, which are waited for."""
+        count = draws.num_samples
         bodies = [
-            self._request(ids, sampling, num_samples, seed, ordinal)
-            for ids, ordinal in zip(rows, ordinals, strict=True)
+            self._request(ids, draws.sampling, count, draws.seed, ordinal)
+            for ids, ordinal in zip(draws.rows, draws.ordinals, strict=True)
         ]
         with self.pool.changed:
             version, number = self.fleet.wanted, self.policy_version
@@ -373,7 +333,18 @@ class ServedEngine:
         futures = [self.pool.senders.submit(self._ask, version, body) for body in bodies]
         for future in futures:
             future.add_done_callback(partial(self._ended, version))
-        return number, futures
+
+        def answers() -> Iterator[list[Drawn]]:
+            try:
+                for done, future in enumerate(futures, 1):
+                    yield future.result()
+                    if draws.progress:
+                        draws.progress(done * count)
+            finally:
+                for future in futures:
+                    future.cancel()
+
+        return number, answers()
 
     def _ended(self, version: str, _: Future[list[Drawn]]) -> None:
         """A request that names this version is answered, or given up."""

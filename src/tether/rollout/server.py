@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeVar
 
 from tether.core.errors import TetherError
 from tether.core.types import Json, Sampling, StopReason
-from tether.rollout.drawn import Drawn, Ids, score_ids
+from tether.rollout.drawn import Drawn, Draws, Ids, score_ids
 from tether.rollout.local import LocalEngine
 from tether.rollout.wire import GENERATE, AdapterRequest, GenerateRequest
 from tether.scale.servers.http import Answer, JsonServer, Route
@@ -147,13 +147,9 @@ class EngineServer(JsonServer):
 
         def draw(engine: LocalEngine) -> list[list[Drawn]]:
             engine.encoder.stop_ids = stop_ids
-            return engine.draw(
-                [one.ids for one in batch],
-                [one.ordinal for one in batch],
-                sampling,
-                count,
-                seed,
-            )
+            rows = [one.ids for one in batch]
+            ordinals = [one.ordinal for one in batch]
+            return engine.draw(Draws(rows, ordinals, sampling, count, seed))
 
         results = self._with_engine(model, draw)
         for one, result in zip(

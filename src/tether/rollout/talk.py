@@ -7,16 +7,14 @@ beginning in their prefix cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 import torch
 
-from tether.core.types import Sampling
 from tether.rollout.cache import rows_that_fit
-from tether.rollout.drawn import Drawn, Ids, TokenEngine
+from tether.rollout.drawn import Drawn, Draws, Ids, TokenEngine
 from tether.rollout.local import LocalEngine, SlotDecoding
 from tether.rollout.sampling import counter_uniform
 
@@ -38,15 +36,7 @@ class Talk(Protocol):
         ...
 
 
-def talk_with(
-    engine: TokenEngine,
-    rows: list[Ids],
-    ordinals: Sequence[int],
-    sampling: Sampling,
-    num_samples: int,
-    seed: int,
-    room: int,
-) -> Talk:
+def talk_with(engine: TokenEngine, draws: Draws, room: int) -> Talk:
     """Conversations that begin with rows of prompt ids.
 
     Args:
@@ -54,12 +44,11 @@ def talk_with(
             change.
     """
     if room and isinstance(engine, LocalEngine) and engine.in_step is None:
-        count = len(rows) * num_samples
-        capacity = max(map(len, rows)) + room + 1
+        count = len(draws.rows) * draws.num_samples
+        capacity = max(map(len, draws.rows)) + room + 1
         if rows_that_fit(engine.role.causal_model, capacity, count, engine.allowed) == count:
-            return _KeptTalk(engine, rows, list(ordinals), sampling, num_samples, seed, capacity)
-    first = partial(engine.draw, rows, ordinals, sampling, num_samples, seed)
-    return _ReadTalk(engine, sampling, seed, first)
+            return _KeptTalk(engine, draws, capacity)
+    return _ReadTalk(engine, draws)
 
 
 @dataclass
@@ -67,16 +56,15 @@ class _ReadTalk:
     """Conversations that the engine reads anew for every turn."""
 
     engine: TokenEngine
-    sampling: Sampling
-    seed: int
-    first: Callable[[], list[list[Drawn]]]
+    draws: Draws
 
     def begin(self) -> list[Drawn]:
-        return [reply for group in self.first() for reply in group]
+        return [reply for group in self.engine.draw(self.draws) for reply in group]
 
     def go_on(self, rows: Mapping[int, Ids], ordinals: Mapping[int, int]) -> dict[int, Drawn]:
         places = [ordinals[number] for number in rows]
-        drawn = self.engine.draw([*rows.values()], places, self.sampling, 1, self.seed)
+        turn = self.draws._replace(rows=[*rows.values()], ordinals=places, num_samples=1)
+        drawn = self.engine.draw(turn)
         return {number: reply for number, (reply,) in zip(rows, drawn, strict=True)}
 
 

@@ -11,40 +11,35 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, Unpack
 
 from tether.core.errors import ConfigError
-from tether.core.protocols import Finished
+from tether.core.protocols import DrawArguments
 from tether.core.thoughts import answer_start
 from tether.core.types import Prompt, RolloutGroup, Sampling, StopReason
 from tether.data.chat import ChatEncoder
 from tether.rollout.drawn import (
     Drawn,
+    Draws,
     Ids,
+    PromptReader,
     TokenEngine,
-    as_group,
-    encode_prompts,
+    as_groups,
+    draws_of,
     opening_of,
     ordinal_of_part,
 )
 
 
-class EncodingEngine(TokenEngine, Protocol):
-    """An engine with the encoder of its prompts."""
-
-    encoder: ChatEncoder
-    context_length: int
+class ReadingEngine(TokenEngine, PromptReader, Protocol):
+    """An engine that encodes prompts."""
 
 
 def generate_within(
-    engine: EncodingEngine,
+    engine: ReadingEngine,
     prompts: Sequence[Prompt],
     sampling: Sampling,
-    ordinals: Sequence[int] | None,
-    progress: Finished,
-    *,
-    num_samples: int = 1,
-    seed: int = 0,
+    **how: Unpack[DrawArguments],
 ) -> list[RolloutGroup]:
     """See core.protocols.Engine.generate. Replies are drawn up to the budget, and then to their
     end.
@@ -53,11 +48,11 @@ def generate_within(
         DataError: as an engine's own; or the chat template writes no thought.
         ConfigError: no token is left for an answer.
     """
-    rows = encode_prompts(engine.encoder, prompts, sampling, engine.context_length)
-    places = range(len(rows)) if ordinals is None else ordinals
+    draws = draws_of(engine, prompts, sampling, **how)
+    rows = draws.rows
     budget = sampling.thought_tokens
-    first = replace(sampling, max_new_tokens=budget, thought_tokens=0)
-    replies = engine.draw(rows, places, first, num_samples, seed)
+    thoughts = replace(sampling, max_new_tokens=budget, thought_tokens=0)
+    replies = engine.draw(draws._replace(sampling=thoughts, progress=None))
     going: dict[int, list[tuple[int, int, Ids]]] = defaultdict(list)
     for row, group in enumerate(replies):
         for sample, reply in enumerate(group):
@@ -72,16 +67,13 @@ def generate_within(
                 "thought_tokens",
             )
         begun = [rows[row] + replies[row][sample].ids + given for row, sample, given in some]
-        keys = [ordinal_of_part(places[row], sample, 1) for row, sample, _ in some]
-        drawn = engine.draw(begun, keys, replace(first, max_new_tokens=room), 1, seed)
-        for (row, sample, given), (rest,) in zip(some, drawn, strict=True):
+        keys = [ordinal_of_part(draws.ordinals[row], sample, 1) for row, sample, _ in some]
+        answers = Draws(begun, keys, replace(thoughts, max_new_tokens=room), seed=draws.seed)
+        for (row, sample, given), (rest,) in zip(some, engine.draw(answers), strict=True):
             replies[row][sample] = _joined(replies[row][sample], given, rest)
-    if progress:
-        progress(len(rows) * num_samples)
-    return [
-        as_group(engine.encoder, prompt, ids, group, sampling, engine.policy_version)
-        for prompt, ids, group in zip(prompts, rows, replies, strict=True)
-    ]
+    if draws.progress:
+        draws.progress(len(rows) * draws.num_samples)
+    return as_groups(engine.encoder, prompts, draws, replies, engine.policy_version)
 
 
 def _given(encoder: ChatEncoder, prompt: Ids, reply: Drawn) -> Ids:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import difflib
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 
+from tether.core.tables import table_beside
 from tether.core.types import Facts
 
-_ROWS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_ROWS = table_beside(__file__, "synonyms.toml")
 
 
 Advice = dict[str, dict[str, str]]

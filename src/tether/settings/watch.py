@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, NonNegativeInt, field_validator
 
+from tether.core.tables import table_beside
 from tether.core.types import JsonValue
 from tether.settings.config import Config, FromOne, UpToOne
 from tether.settings.synonyms import alike
 
-CHECK_ROWS = tomllib.loads(
-    Path(__file__).with_name("detectors.toml").read_text(encoding="utf-8"),
-)
+CHECK_ROWS = table_beside(__file__, "detectors.toml")
 """By the name of a check on the steps of a run: its threshold, message and advice."""
 DETECTOR_ROWS = {name: row for name, row in CHECK_ROWS.items() if "severity" not in row}
 """Those that are asked while a run trains. The others wait for its log, and tell of its set-up."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from itertools import compress
+from typing import Unpack
 
-from tether.core.protocols import Engine, Finished
+from tether.core.protocols import DrawArguments, Engine
 from tether.core.types import Message, Prompt, Rollout, RolloutGroup, Sampling, StopReason
 from tether.data.chat import ChatEncoder
 
@@ -34,29 +36,18 @@ class PartlyGiven:
         self,
         prompts: Sequence[Prompt],
         sampling: Sampling,
-        *,
-        num_samples: int = 1,
-        seed: int = 0,
-        ordinals: Sequence[int] | None = None,
-        progress: Finished = None,
+        **how: Unpack[DrawArguments],
     ) -> list[RolloutGroup]:
         """See core.protocols.Engine."""
-        places = range(len(prompts)) if ordinals is None else ordinals
+        seed = how.get("seed", 0)
+        count = how.get("num_samples", 1)
+        places = how.get("ordinals") or range(len(prompts))
         own = [random.Random(f"{seed}/{place}/own").random() < self.share for place in places]
-        sampled = iter(
-            self.engine.generate(
-                [prompt for prompt, mine in zip(prompts, own, strict=True) if mine],
-                sampling,
-                num_samples=num_samples,
-                seed=seed,
-                ordinals=[place for place, mine in zip(places, own, strict=True) if mine],
-                progress=progress,
-            )
-            if any(own)
-            else (),
-        )
+        how["ordinals"] = [*compress(places, own)]
+        asked = [*compress(prompts, own)]
+        sampled = iter(self.engine.generate(asked, sampling, **how) if asked else ())
         return [
-            next(sampled) if mine else self._given(prompt, sampling, num_samples)
+            next(sampled) if mine else self._given(prompt, sampling, count)
             for prompt, mine in zip(prompts, own, strict=True)
         ]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import tomllib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -13,8 +12,9 @@ from rich.table import Table
 
 from tether.cli.terminal.console import print_line
 from tether.core.command import command_line
+from tether.core.tables import table_beside
 
-NEXT = tomllib.loads(Path(__file__).with_name("next.toml").read_text(encoding="utf-8"))
+NEXT = table_beside(__file__, "next.toml")
 """By state: lines of commands, each with what it is for."""
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from jinja2 import Environment, TemplateError
 
 from tether.core.errors import ModelError
 from tether.core.rundir import read_json
+from tether.core.tables import table_beside
 from tether.core.types import Json
 from tether.models.pretrained import ROPE_SCALES, rope_frequencies
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 HERE = Path(__file__).parent
-NAMES = tomllib.loads((HERE / "gguf.toml").read_text(encoding="utf-8"))
+NAMES = table_beside(__file__, "gguf.toml")
 TYPES = ("q8_0", "bf16", "f16", "f32")
 FILE = "model.gguf"
 NO_MODELFILE = (

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import tomllib
-from pathlib import Path
 from typing import NamedTuple
 
 import tether.core.types as types
+from tether.core.tables import table_beside
 from tether.core.types import Json
 
 
@@ -21,9 +20,7 @@ class Kind(NamedTuple):
     read_by: str
 
 
-TABLES: Json = tomllib.loads(
-    Path(__file__).with_name("formats.toml").read_text(encoding="utf-8"),
-)
+TABLES: Json = table_beside(__file__, "formats.toml")
 KINDS: dict[type, Kind] = {
     getattr(types, name): Kind(*(own[key] for key in Kind._fields))
     for name, own in TABLES["kinds"].items()

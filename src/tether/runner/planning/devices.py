@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch.utils.benchmark import Timer
 
 from tether.core.errors import ConfigError
+from tether.core.tables import table_beside
 from tether.models.cpu.memory import machine_memory
 from tether.models.loading import pick_device, pick_dtype
 
@@ -68,7 +67,7 @@ class Device:
         return LAYER_TOKEN * ADAPTED**adapted if self.gpu else 500 * self.dispatch
 
 
-KINDS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+KINDS = table_beside(__file__, "devices.toml")
 """By kind: 10^12 operations and 10^12 bytes a second, and GB. bfloat16 without sparsity, from the
 makers' data sheets.
 """

@@ -4,13 +4,13 @@ recipe fit.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tether.core.errors import ModelError
+from tether.core.tables import table_beside
 from tether.core.types import Json
 from tether.models.pretrained import config_at_hand, resolve
 from tether.runner.assembly.checks import check_inputs
@@ -25,9 +25,7 @@ from tether.settings.stages import STAGES
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-SHAPES: dict[str, Json] = tomllib.loads(
-    (Path(__file__).parent / "shapes.toml").read_text(encoding="utf-8"),
-)
+SHAPES: dict[str, Json] = table_beside(__file__, "shapes.toml")
 """Shapes of well-known models, in the terms of a Llama configuration."""
 
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import torch
 import torch.distributed as dist
@@ -31,7 +31,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from tether.algorithms.transfer import read_back
 from tether.core.errors import RunError, TetherError
 from tether.core.keeping import temporary_folder
-from tether.core.protocols import Engine, Finished, Scoring
+from tether.core.protocols import DrawArguments, Engine, Scoring
 from tether.core.types import Metrics, Prompt, Rollout, RolloutGroup, Sampling, Score
 
 T = TypeVar("T")
@@ -424,23 +424,13 @@ class SharedEngine:
         self,
         prompts: Sequence[Prompt],
         sampling: Sampling,
-        *,
-        num_samples: int = 1,
-        seed: int = 0,
-        ordinals: Sequence[int] | None = None,
-        progress: Finished = None,
+        **how: Unpack[DrawArguments],
     ) -> list[RolloutGroup]:
-        places = range(len(prompts)) if ordinals is None else ordinals
+        places = how.get("ordinals") or range(len(prompts))
 
         def sample(mine: list[tuple[Prompt, int]]) -> list[RolloutGroup]:
-            return self.engine.generate(
-                [p for p, _ in mine],
-                sampling,
-                num_samples=num_samples,
-                seed=seed,
-                ordinals=[place for _, place in mine],
-                progress=progress,
-            )
+            how["ordinals"] = [place for _, place in mine]
+            return self.engine.generate([prompt for prompt, _ in mine], sampling, **how)
 
         return [*self.ranks.spread(sample, list(zip(prompts, places, strict=True)))]
 
@@ -480,7 +470,7 @@ class FirstEngine:
         self,
         prompts: Sequence[Prompt],
         sampling: Sampling,
-        **how: object,
+        **how: Unpack[DrawArguments],
     ) -> list[RolloutGroup]:
         return self.ranks.once(
             lambda: (self.sample or self.engine.generate)(prompts, sampling, **how),
@@ -490,7 +480,7 @@ class FirstEngine:
         self,
         prompts: Sequence[Prompt],
         sampling: Sampling,
-        **how: object,
+        **how: Unpack[DrawArguments],
     ) -> Callable[[], list[RolloutGroup]]:
         """Ask for samples with the weights of now; what comes back waits for them, on all ranks at
         once.

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import math
 import statistics
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from tether.core.tables import table_beside
 from tether.core.types import Conversation, Facts, Rollout, Score, StopReason, assistant, user
 from tether.data.chat import ChatEncoder
 from tether.models.trunk import Role
@@ -28,9 +27,7 @@ TYPICAL_KL = 10.0
 """Nats a response that a policy commonly ends at, to weigh a KL coefficient before there is a
 KL.
 """
-FAULTS: dict[str, dict[str, str]] = tomllib.loads(
-    (Path(__file__).parent / "faults.toml").read_text(encoding="utf-8"),
-)
+FAULTS: dict[str, dict[str, str]] = table_beside(__file__, "faults.toml")
 """Message, advice and perhaps severity of everything that a check can find, by name."""
 
 

@@ -5,17 +5,14 @@ contain them.
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 
+from tether.core.tables import table_beside
 from tether.core.types import Facts
 from tether.stats import TOO_FEW
 from tether.watch.report.reading import Estimate, estimate, mapping
 
-SENTENCES: dict[str, dict[str, str]] = tomllib.loads(
-    Path(__file__).with_name("sentences.toml").read_text(encoding="utf-8"),
-)
+SENTENCES: dict[str, dict[str, str]] = table_beside(__file__, "sentences.toml")
 """The sentences of the page, by section and name."""
 Show = Callable[[float], str]
 HeadAndRows = tuple[list[str], list[list[str]]]

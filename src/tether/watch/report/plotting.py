@@ -8,13 +8,12 @@ Colours are classes of `page.css`.
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from pathlib import Path
 from typing import NamedTuple
 
+from tether.core.tables import table_beside
 from tether.watch.report.numbers import percent as as_percent
 from tether.watch.report.reading import Row, printable
 
@@ -27,9 +26,7 @@ and height.
 """
 LONGEST_ROW = 40
 """Characters of the name of a row."""
-CHARTS: dict[str, list[Row]] = tomllib.loads(
-    Path(__file__).with_name("charts.toml").read_text(encoding="utf-8"),
-)
+CHARTS: dict[str, list[Row]] = table_beside(__file__, "charts.toml")
 """By section of the page the charts of metrics; under `figures` those that functions draw."""
 FRAMES = {frame["id"]: frame for frame in CHARTS["figures"]}
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
+from tether.core.tables import table_beside
 from tether.core.types import Facts
 from tether.watch.report.about import Judge
 from tether.watch.report.narrative import decoding_of
@@ -29,9 +28,7 @@ from tether.watch.report.reading import (
     mapping,
 )
 
-FACTS: list[dict[str, str]] = tomllib.loads(
-    Path(__file__).with_name("tiles.toml").read_text(encoding="utf-8"),
-)["reward"]
+FACTS: list[dict[str, str]] = table_beside(__file__, "tiles.toml")["reward"]
 """The reward model's numbers, in the page's order."""
 SHOWS: dict[str, Show] = {show.__name__: show for show in (percent, decimal, thousands)}
 

@@ -28,7 +28,7 @@ from tether.data.batches import batches_for
 from tether.data.chat import Encoded
 from tether.evaluation.multiple_choice import encode_choice, first_token
 from tether.evaluation.suite import Figures, MeasuredPolicy
-from tether.rollout.drawn import as_group
+from tether.rollout.drawn import Draws, as_groups
 from tether.rollout.local import LocalEngine
 from tether.settings.synonyms import alike
 from tether.stats import Estimate, without_interval
@@ -348,6 +348,7 @@ def _answer(policy: MeasuredPolicy, engine: LocalEngine, context: str, settings:
             f"{policy.role.context_length}",
         )
     ids = tuple(policy.encoder.tokenizer.encode(context)[-room:])
-    (drawn,) = engine.draw([ids], [0], sampling, 1, 0)
-    group = as_group(policy.encoder, Prompt((user(context),)), ids, drawn, sampling, 0)
+    draws = Draws([ids], [0], sampling)
+    prompt = Prompt((user(context),))
+    (group,) = as_groups(policy.encoder, [prompt], draws, engine.draw(draws), 0)
     return group.rollouts[0].text
