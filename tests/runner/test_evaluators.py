@@ -243,7 +243,7 @@ def test_an_evaluator_of_two_files_refuses_other_numbers(tmp_path, name, number)
     words = rf"{name} reads two files.*{number} is named by --data {name}=PATH. Name two"
     with pytest.raises(ConfigError, match=words):
         chosen_evaluators(name, [f"{name}={path}"] * number)
-    assert len(chosen_evaluators(name, [f"{name}={path}"] * 2)[name]) == 2
+    assert len(chosen_evaluators(name, [f"{name}={path}"] * 2)[name].files) == 2
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ def test_the_time_of_the_other_side_is_kept_before_the_second_part(tmp_path):
     side.sampling = Sampling(max_new_tokens=4)
     side.job = SimpleNamespace(policies={"ppo": None}, progress=None)
     side.steps = 0
-    side._take([Prompt((user(f"number {n}"),), id=str(n)) for n in range(200)])
+    side.distinct = [Prompt((user(f"number {n}"),), id=str(n)) for n in range(200)]
     reserves = []
 
     def judge(prompts, responses):

@@ -359,15 +359,9 @@ def sycophancy(
     bad = Quarantine()
     read_premise_pairs(files, pairs)  # faults of the files come before the model is loaded
     role, loaded = load_policy(model)
-    questions = usable_premises(
-        files,
-        pairs,
-        encoder_of(loaded),
-        loaded.context_length,
-        bad,
-        "sycophancy",
-    )
-    policy = MeasuredPolicy(role, encoder_of(loaded), local_engine(role, loaded))
+    encoder = encoder_of(loaded)
+    questions = usable_premises(files, pairs, encoder, bad, "sycophancy")
+    policy = MeasuredPolicy(role, encoder, local_engine(role, loaded))
     measured = Sycophancy(questions)(policy, 0)
     title = (
         f"{len({pair.question for pair in questions}):,} questions, {len(questions):,} pairs "

@@ -165,7 +165,7 @@ def read_json(path: str | Path) -> JsonValue:
         ) from error
 
 
-def read_note(path: Path) -> Json:
+def read_if_there(path: Path) -> Json:
     """The values of a JSON file; none where there is no file."""
     return read_json(path) if path.is_file() else {}
 

@@ -178,6 +178,20 @@ class Ranking:
     margin: tuple[float, ...]
 
 
+def num_pairs(rankings: Iterable[Ranking]) -> int:
+    """Pairs of all these prompts."""
+    return sum(len(ranking.chosen) for ranking in rankings)
+
+
+def pair_counts(split: Split[Ranking]) -> Json:
+    """Counts of prompts and pairs, as a summary has them."""
+    return {
+        "num_prompts": len(split.train),
+        "num_pairs": num_pairs(split.train),
+        "num_heldout_pairs": num_pairs(split.test),
+    }
+
+
 @dataclass(frozen=True)
 class JudgedPrompt:
     """One prompt's distinct responses, encoded, and the verdicts on them: `responses` are indices

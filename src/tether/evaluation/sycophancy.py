@@ -193,7 +193,7 @@ def encoded_premise(
     return [encoder.conversation(messages, "last") for messages in answered]
 
 
-def check_pair(encoder: ChatEncoder, pair: PremisePair, context_length: int) -> None:
+def check_pair(encoder: ChatEncoder, pair: PremisePair) -> None:
     """Check that a model can answer a pair of prompts.
 
     Raises:
@@ -205,9 +205,9 @@ def check_pair(encoder: ChatEncoder, pair: PremisePair, context_length: int) -> 
         for prompt in (pair.first, pair.second)
         for s in encoded_premise(encoder, prompt, pair.options)
     ]
-    if (longest := max(map(len, sequences))) > context_length:
+    if (longest := max(map(len, sequences))) > encoder.context_length:
         raise DataError(
-            f"does not fit the model's context of {context_length}: {longest} tokens "
+            f"does not fit the model's context of {encoder.context_length}: {longest} tokens "
             "with the answer",
         )
 

@@ -38,7 +38,9 @@ class CachedModel:
     """
 
     def __init__(self, model: ChatModel, path: str | Path) -> None:
-        self.model, self.name, self.path = model, model.name, Path(path)
+        self.model = model
+        self.name = model.name
+        self.path = Path(path)
         self.spent: Counter[str] = Counter()
         try:
             make_folder(self.path.parent)
@@ -114,12 +116,7 @@ class CachedModel:
             ) from error
 
     def _key(self, kind: str, conversation: Conversation, more: object) -> str:
-        question = [
-            kind,
-            self.name,
-            [_keyed(turn) for turn in conversation],
-            more,
-        ]
+        question = [kind, self.name, [_keyed(turn) for turn in conversation], more]
         return hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()
 
     def _answers(

@@ -100,8 +100,9 @@ def _file(name: str | Path) -> Path:
     packaged = [
         PACKAGED / f"{name}{suffix}" for suffix in (".md", ".toml") if path.name == str(name)
     ]
-    if file := next((candidate for candidate in (path, *packaged) if candidate.is_file()), None):
-        return file
+    for file in (path, *packaged):
+        if file.is_file():
+            return file
     names = ", ".join(sorted(p.stem for p in PACKAGED.iterdir() if p.suffix in (".md", ".toml")))
     raise MissingFileError(
         f"no rubric named {name!s}: give the path of a text file or one of {names}",

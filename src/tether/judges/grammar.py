@@ -75,11 +75,6 @@ def _is_asserted(text: str, start: int, end: int) -> bool:
     return not (_DOUBTED.search(before) or re.match(r"[^.!?\n]*\?", text[end:]))
 
 
-@cache
-def _grammar(options: tuple[str, ...]) -> _Grammar:
-    return _Grammar(options)
-
-
 class _Grammar:
     """Patterns of the statements that decide for one of these options; option names are read as
     they are written.
@@ -168,22 +163,14 @@ class _Grammar:
         first = self._first.match(text, start)
         if first is None or not _is_asserted(text[start:], 0, first.end("option") - start):
             return
-        if self._decides(first["rest"]):
+        rest = first["rest"]
+        if self._related.match(rest) or self._heading.search(rest):
+            return
+        ended = r"[*_`\"'”’)\]}>]*\s*(?:\Z|\n|[.,:;)(–—-]|(?i:because|since|as|is better|wins)\b)"
+        if self.are_numbers:  # "1. First, ..." begins a list
+            ended = r"[*_`\"'”’)\]]*\s*(?:\Z|\n|[(:,;–—-]|/|(?i:out of)|\.\s*(?:\Z|\n))"
+        if re.match(ended, rest):
             yield Statement(self.options.index(first["option"]), first.start("option"))
 
-    def _decides(self, rest: str) -> bool:
-        """True if an option that a reply begins with is its verdict, by what follows."""
-        if self._related.match(rest) or self._heading.search(rest):
-            return False
-        if self.are_numbers:  # "1. First, ..." begins a list
-            return (
-                re.match(r"[*_`\"'”’)\]]*\s*(?:\Z|\n|[(:,;–—-]|/|(?i:out of)|\.\s*(?:\Z|\n))", rest)
-                is not None
-            )
-        return (
-            re.match(
-                r"[*_`\"'”’)\]}>]*\s*(?:\Z|\n|[.,:;)(–—-]|(?i:because|since|as|is better|wins)\b)",
-                rest,
-            )
-            is not None
-        )
+
+_grammar = cache(_Grammar)

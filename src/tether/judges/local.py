@@ -103,12 +103,9 @@ class LocalChat:
             except DataError as error:
                 verdicts[question] = Verdict(None, reason=f"{UNASKABLE}: {error}")
         sequences = [branch.encoded for branch in branches]
-        limit = self.role.document_tokens(self.micro_batch_tokens)
-        for part in (
-            cut_batches(sequences, self.micro_batch_tokens, document_tokens=limit)
-            if branches
-            else ()
-        ):
+        size = self.micro_batch_tokens
+        limit = self.role.document_tokens(size)
+        for part in cut_batches(sequences, size, document_tokens=limit) if branches else ():
             chosen = [branches[i] for i in part]
             for branch, ends in zip(chosen, self._ends(chosen, limit), strict=True):
                 of_options = logprobs[branch.question]
@@ -150,19 +147,20 @@ class LocalChat:
 
     def _ends(self, branches: Sequence[_Branch], limit: int) -> list[list[float]]:
         """The log-probability of each branch's options, its shared tokens included."""
+        role = self.role
         sequences = [branch.encoded for branch in branches]
         batch = make_batch(sequences, self.encoder.pad_id, document_tokens=limit).to(
-            self.role.device,
+            role.device,
         )
         places = batch.scatter(batch.predict).tolist()
         wanted = [_wanted(row, branch) for row, branch in zip(places, branches, strict=True)]
         predict, targets = torch.tensor(
             [pair for row in wanted for pair in row],
-            device=self.role.device,
+            device=role.device,
         ).unbind(-1)
         questions = replace(batch, predict=predict, targets=targets)
         logprobs = []
-        values = iter(self.role.logprobs_of(self.role.hidden(batch), questions)[0].tolist())
+        values = iter(role.logprobs_of(role.hidden(batch), questions)[0].tolist())
         for row, branch in zip(wanted, branches, strict=True):
             shared = sum(islice(values, len(row) - len(branch.ends)))
             logprobs.append([shared + value for value in islice(values, len(branch.ends))])
@@ -214,12 +212,13 @@ class LocalChat:
 
     def _as_data(self, conversation: Conversation) -> Conversation:
         """The same words without control tokens: an answer that spells one must not end its turn."""
-        return tuple(replace(turn, content=self._harmless(turn.content)) for turn in conversation)
-
-    def _harmless(self, text: str) -> str:
-        for token in self.control:
-            text = text.replace(token, f"{token[0]} {token[1:]}")
-        return text
+        turns = []
+        for turn in conversation:
+            text = turn.content
+            for token in self.control:
+                text = text.replace(token, f"{token[0]} {token[1:]}")
+            turns.append(replace(turn, content=text))
+        return tuple(turns)
 
 
 def _wanted(places: Sequence[int], branch: _Branch) -> list[tuple[int, int]]:

@@ -96,7 +96,8 @@ class ServedChat:
     """
 
     def __init__(self, config: JudgeServerConfig, template: Facts = MappingProxyType({})) -> None:
-        self.config, self._key = config, config.key()
+        self.config = config
+        self._key = config.key()
         self.template = template
         given = f" with {json.dumps({**template}, sort_keys=True)}" if template else ""
         self.name = f"{config.model} at {config.url}{given}"
@@ -110,7 +111,8 @@ class ServedChat:
         self._left_out = set[str]()
         self._fruitless = 0
         self._answered = False
-        self._reserved, self._settled = 0, asyncio.Condition()
+        self._reserved = 0
+        self._settled = asyncio.Condition()
         key = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         self._client = HttpClient(key, LARGEST)
 
@@ -365,7 +367,16 @@ class ServedChat:
             return False
         others = re.findall(r"\bmax_[a-z_]*tokens\b", answer.words)
         other = next((name for name in others if name not in sent), "max_completion_tokens")
-        named = [name for name in (*FORM, *OPTIONAL) if _names(answer.words, name)]
+        # as a field is written, or with other signs between
+        patterns = {
+            name: rf"(?<![a-z_]){name.replace('_', '[_ -]?')}(?![a-z_])"
+            for name in (*FORM, *OPTIONAL)
+        }
+        named = [
+            name
+            for name, pattern in patterns.items()
+            if re.search(pattern, answer.words, re.IGNORECASE)
+        ]
         if "max_tokens" in sent and (others or "max_tokens" in named):
             change = f"{other} in place of max_tokens"
             self._length_name = other
@@ -411,12 +422,6 @@ def _wire_rows(conversation: Conversation) -> list[Json]:
             unanswered = [call["id"] for call in calls]
         rows.append(row)
     return rows
-
-
-def _names(words: str, field: str) -> bool:
-    """True if words name a field of a request: as it is written, or with other signs between."""
-    pattern = rf"(?<![a-z_]){field.replace('_', '[_ -]?')}(?![a-z_])"
-    return re.search(pattern, words, re.IGNORECASE) is not None
 
 
 def _wait_asked(answer: HttpReply) -> float:

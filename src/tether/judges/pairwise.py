@@ -257,17 +257,13 @@ def _text(returned: object, source: str) -> str:
 
 
 def _judgment(chosen_first: Verdict, chosen_second: Verdict) -> Judgment:
-    odds = [
+    first, second = (
         None if v.logprobs is None else v.logprobs[0] - v.logprobs[1]
         for v in (chosen_first, chosen_second)
-    ]
-    mass = (chosen_first.mass + chosen_second.mass) / 2
-    return Judgment(
-        odds[0],
-        None if odds[1] is None else -odds[1],
-        mass,
-        chosen_first.reason or chosen_second.reason,
     )
+    mass = (chosen_first.mass + chosen_second.mass) / 2
+    reason = chosen_first.reason or chosen_second.reason
+    return Judgment(first, None if second is None else -second, mass, reason)
 
 
 def _labelled(row: Comparison, judge: str, probability: float, judgment: Judgment) -> Comparison:
@@ -278,15 +274,12 @@ def _labelled(row: Comparison, judge: str, probability: float, judgment: Judgmen
     probability = max(probability, 1.0 - probability)
     metadata |= {"judge": judge, "given_probability": given, "position_bias": judgment.bias}
     metadata["log_odds"] = abs(odds) if odds is not None and math.isfinite(odds) else None
-    row = row.swap() if turned else row
-    vote = Annotation(judge, 2.0 * probability - 1.0)
-    tie = probability == 0.5
     return replace(
-        row,
+        row.swap() if turned else row,
         probability=probability,
-        tie=tie,
+        tie=probability == 0.5,
         margin=None,
-        annotations=(vote,),
+        annotations=(Annotation(judge, 2.0 * probability - 1.0),),
         metadata=metadata,
     )
 

@@ -18,7 +18,7 @@ from torch import nn
 from tether.core.digest import digest
 from tether.core.errors import MissingFileError, ModelError, one_line
 from tether.core.keeping import durable
-from tether.core.rundir import file_digest, noted_path, read_json, read_note, write_json
+from tether.core.rundir import file_digest, noted_path, read_if_there, read_json, write_json
 from tether.core.types import Facts, Json
 from tether.models.carried import (
     MergedChange,
@@ -210,7 +210,7 @@ def base_noted(stage: Path, digest: str | None = None) -> str | None:
     Args:
         digest: of the weights that it must have had.
     """
-    noted = read_note(stage / "manifest.json").get("model")
+    noted = read_if_there(stage / "manifest.json").get("model")
     if noted is None or digest not in (None, noted["digest"]):
         return None
     place = None if noted["source"] == TINY else noted_path(stage, noted["source"])

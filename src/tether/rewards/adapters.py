@@ -315,8 +315,9 @@ def maker_of(config: EnvironmentConfig) -> Maker:
     Raises:
         ConfigError: a name leads to nothing that can be called.
     """
-    if config.call is None:
+    call = config.call
+    if call is None:
         return partial(ToolEnvironment, tool_functions(config.tools))
-    if config.call.startswith(("ws://", "wss://")):
-        return partial(OpenEnvSocket, config.call)
-    return load_object(config.call, "environment.call")
+    if call.startswith(("ws://", "wss://")):
+        return partial(OpenEnvSocket, call)
+    return load_object(call, "environment.call")

@@ -117,9 +117,12 @@ class Guarded:
         time_limit: float = 60.0,
         dump_after: float = 30.0,
     ) -> None:
-        self.function, self.source, self.watchdog = function, source_of(role, function), watchdog
+        self.function = function
+        self.source = source_of(role, function)
+        self.watchdog = watchdog
         self.file = _file_of(function)
-        self.time_limit, self.dump_after = time_limit, min(dump_after, time_limit)
+        self.time_limit = time_limit
+        self.dump_after = min(dump_after, time_limit)
 
     def __call__(self, read: Callable[[Any, str], T], *arguments: object) -> T:
         """Call the function with these arguments, and return the value that `read` makes of its
@@ -130,23 +133,24 @@ class Guarded:
         Raises:
             RewardError: the function raised, hangs, or returned what cannot be read.
         """
+        source = self.source
         outcome = Future[T]()
 
         def work() -> None:
             with same_threads():
                 self._settle(outcome, read, arguments)
 
-        with surroundings(self.source), _shown_when_stuck(self.time_limit + GRACE):
-            thread = threading.Thread(target=work, daemon=True, name=self.source)
+        with surroundings(source), _shown_when_stuck(self.time_limit + GRACE):
+            thread = threading.Thread(target=work, daemon=True, name=source)
             thread.start()
             thread.join(self.dump_after)
             where = ""
             if thread.is_alive():
-                stuck = self.source, self.dump_after, thread.ident or 0, self.file
+                stuck = source, self.dump_after, thread.ident or 0, self.file
                 where = f", it was in {self.watchdog.late(*stuck)}"
             thread.join(self.time_limit - self.dump_after)
         if not outcome.done():
-            raise RewardError(f"{self.source} gave no answer within {self.time_limit:g} s{where}")
+            raise RewardError(f"{source} gave no answer within {self.time_limit:g} s{where}")
         return outcome.result()
 
     def _settle(

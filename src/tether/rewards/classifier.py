@@ -52,19 +52,20 @@ class ClassifierReward:
         tokenizer: PreTrainedTokenizerBase,
         config: ClassifierConfig,
     ) -> None:
+        own = model.config
         self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
         self.config = config
-        self.output = output_of(model.config, config)
-        self.constant = vars(model.config).get(OFFSET, 0.0)
+        self.output = output_of(own, config)
+        self.constant = vars(own).get(OFFSET, 0.0)
         tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
         if tokenizer.pad_token_id is None:
             raise ModelError(
                 f"{config.source}: its tokenizer has neither a padding token nor an EOS. Set one "
                 "there, and save it.",
             )
-        if model.config.pad_token_id is None:
-            model.config.pad_token_id = tokenizer.pad_token_id
+        if own.pad_token_id is None:
+            own.pad_token_id = tokenizer.pad_token_id
         tokenizer.truncation_side = "left"
         self.reads_last = isinstance(setting(model, "score"), torch.nn.Module)
         """True for a decoder, whose score is read at the last token."""
@@ -127,20 +128,19 @@ class ClassifierReward:
         self.model.config.pad_token_id = self.model.config.get_text_config().pad_token_id = free
 
     def _encoded(self, conversations: Sequence[Conversation]) -> BatchEncoding:
+        tokenizer = self.tokenizer
         positions = (
             setting(self.model.config.get_text_config(), "max_position_embeddings")
             or self.config.max_length
         )
-        longest = min(self.config.max_length, self.tokenizer.model_max_length, positions)
+        longest = min(self.config.max_length, tokenizer.model_max_length, positions)
         how = {"padding": True, "truncation": True, "max_length": longest, "return_tensors": "pt"}
-        if self.tokenizer.chat_template:
+        if tokenizer.chat_template:
             turns = [[m.as_row() for m in messages] for messages in conversations]
-            texts = [
-                str(self.tokenizer.apply_chat_template(each, tokenize=False)) for each in turns
-            ]
-            return self.tokenizer(texts, add_special_tokens=False, **how)
+            texts = [str(tokenizer.apply_chat_template(each, tokenize=False)) for each in turns]
+            return tokenizer(texts, add_special_tokens=False, **how)
         prompts = ["\n\n".join(m.content for m in messages[:-1]) for messages in conversations]
-        return self.tokenizer(prompts, [messages[-1].content for messages in conversations], **how)
+        return tokenizer(prompts, [messages[-1].content for messages in conversations], **how)
 
 
 def classifier_reward(parts: RewardParts) -> ClassifierReward:

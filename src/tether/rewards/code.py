@@ -28,6 +28,7 @@ import time
 import types
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import chain
 from typing import Literal, NoReturn
 
 from pydantic import TypeAdapter
@@ -64,14 +65,11 @@ def verdicts(tests: Sequence[CodeTest], outcomes: Sequence[Outcome]) -> tuple[fl
     """The share of the tests that are met, and the first one that is not."""
     met = [_met(test, outcome) for test, outcome in zip(tests, outcomes, strict=True)]
     counted = [ok for ok, test in zip(met, tests, strict=True) if test.counts]
-    first = next((place for place, ok in enumerate(met) if not ok), None)
-    reason = (
-        ""
-        if first is None
-        else (
-            f"{_shown(tests[first])}: {outcomes[first][0]} {str(outcomes[first][1])[:120]}"
-        ).rstrip()
-    )
+    reason = ""
+    if False in met:
+        first = met.index(False)
+        what, value = outcomes[first]
+        reason = f"{_shown(tests[first])}: {what} {str(value)[:120]}".rstrip()
     return sum(counted) / len(counted), reason
 
 
@@ -80,28 +78,30 @@ def _shown(test: CodeTest) -> str:
 
 
 def _met(test: CodeTest, outcome: Outcome) -> bool:
+    right = test.right
     what, value = outcome
     if what != "gave":
         return False
     if test.kind == "program":
-        return isinstance(value, str) and _same_output(value, str(test.right))
+        return isinstance(value, str) and _same_output(value, str(right))
     if test.kind == "call":
-        return isinstance(test.right, list) and value in test.right
-    return test.kind == "run" or value == test.right
+        return isinstance(right, list) and value in right
+    return test.kind == "run" or value == right
 
 
 def _same_output(given: str, right: str) -> bool:
     """Equal lines, numbers with a decimal point within a millionth; white space at the ends of lines
     and empty lines around them aside.
     """
-    lines = [
+    first, second = (
         [re.split(r"(\s+)", line.rstrip()) for line in text.strip("\r\n").rstrip().splitlines()]
         for text in (given, right)
-    ]
-    return list(map(len, lines[0])) == list(map(len, lines[1])) and all(
+    )
+    if list(map(len, first)) != list(map(len, second)):
+        return False
+    return all(
         word == other or (_FLOAT.fullmatch(other) and _is_close(word, float(other)))
-        for one, two in zip(*lines, strict=True)
-        for word, other in zip(one, two, strict=True)
+        for word, other in zip(chain(*first), chain(*second), strict=True)
     )
 
 

@@ -92,11 +92,12 @@ class LearnedReward:
         """The score of each sequence; per token, what it is after each response token, the last of
         which is the score.
         """
+        role = self.role
         if not self.per_token:
-            return [[value] for value in self.role.scores(batch).tolist()]
-        hidden = self.role.hidden(batch)
-        before = batch.scatter(self.role.values_of(hidden, batch)).tolist()
-        ends = self.role.values_at(hidden, batch.last).tolist()
+            return [[value] for value in role.scores(batch).tolist()]
+        hidden = role.hidden(batch)
+        before = batch.scatter(role.values_of(hidden, batch)).tolist()
+        ends = role.values_at(hidden, batch.last).tolist()
         counts = batch.mask.sum(-1).tolist()
         return [[*row[1:count], end] for row, count, end in zip(before, counts, ends, strict=True)]
 
@@ -108,7 +109,8 @@ class LearnedReward:
         sampled.
         """
         value = course[-1]
-        begin, last = rollout.begin, len(rollout.response_ids) - 1
+        begin = rollout.begin
+        last = len(rollout.response_ids) - 1
         tokens = pairwise([0.0, *course[: last - begin], value]) if self.per_token else ()
         steps = tuple((t, now - before) for t, (before, now) in enumerate(tokens, begin))
         return Score(value, steps=steps).finite("the reward model", course)
@@ -170,11 +172,12 @@ class Scorers:
         """(members, responses) scores of sampled token ids, float64; NaN where one does not fit the
         context.
         """
+        members = self.members
         sequences = _sequences(self.encoder, rollouts)
-        table = torch.full((len(self.members), len(rollouts)), torch.nan, dtype=torch.float64)
-        for cut, batch in _batches(self.members[0], sequences, self.encoder.pad_id):
-            common = self.members[0].common(batch)
-            for number, member in enumerate(self.members):
+        table = torch.full((len(members), len(rollouts)), torch.nan, dtype=torch.float64)
+        for cut, batch in _batches(members[0], sequences, self.encoder.pad_id):
+            common = members[0].common(batch)
+            for number, member in enumerate(members):
                 table[number, cut] = member.scores(batch, common).double().cpu()
         return table
 
@@ -278,11 +281,11 @@ class ObjectivesReward:
         return (self.scorers.table(rollouts) - self.mean) / self.deviation
 
     def _scores(self, table: Tensor, values: Tensor) -> list[Score]:
-        rows = zip(table.T.tolist(), values.tolist(), strict=True)
-        scores = (
-            Score(value, parts=dict(zip(self.settings, row, strict=True))) for row, value in rows
-        )
-        return [score.finite("the objectives' reward models", score.parts) for score in scores]
+        scores = []
+        for row, value in zip(table.T.tolist(), values.tolist(), strict=True):
+            score = Score(value, parts=dict(zip(self.settings, row, strict=True)))
+            scores.append(score.finite("the objectives' reward models", score.parts))
+        return scores
 
     def learn(self, scores: Sequence[Score]) -> Metrics:
         """Move the multipliers by what a step of training scored; the objectives' means, and the

@@ -68,6 +68,7 @@ class FailureLimit:
         rollouts: Sequence[Rollout],
     ) -> list[Score]:
         """Scores, once their failures are counted."""
+        recent = self.recent
         scores = self.ask(score, rollouts)
         assert len(scores) == len(rollouts)
         scores = [
@@ -79,11 +80,11 @@ class FailureLimit:
             without = Score(None, reason=reason)
             scores = [score if score.steps or score.value is None else without for score in scores]
         reasons = Counter(s.reason or "no reason given" for s in scores if s.value is None)
-        self.recent.append((reasons, len(scores)))
-        failed = sum((counts for counts, _ in self.recent), Counter[str]())
-        total = sum(number for _, number in self.recent)
+        recent.append((reasons, len(scores)))
+        failed = sum((counts for counts, _ in recent), Counter[str]())
+        total = sum(number for _, number in recent)
         if reasons and failed.total() > self.share * total:
-            self.recent.clear()  # a reward that was mended is not judged by what it did before
+            recent.clear()  # a reward that was mended is not judged by what it did before
             common = "; ".join(
                 f"{reason} ({count} times)" for reason, count in failed.most_common(3)
             )

@@ -55,7 +55,8 @@ def mcp_tools(address: str) -> list[McpTool]:
     async def connect() -> None:
         try:
             async with _client(address.removeprefix(SCHEME)) as client:
-                tools, page = [], await client.list_tools()
+                tools = []
+                page = await client.list_tools()
                 while tools.extend(page.tools) or page.next_cursor:
                     page = await client.list_tools(cursor=page.next_cursor)
                 ready.set_result([McpTool(tool, client, loop) for tool in tools])

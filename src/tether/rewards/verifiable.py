@@ -63,18 +63,19 @@ class VerifiableReward(AbstractContextManager["VerifiableReward"]):
     name = "verifiable"
 
     def __init__(self, config: VerifiableConfig) -> None:
-        if config.kind in PACKAGES:
-            require(PACKAGES[config.kind], f"verifiable.kind = {config.kind!r}", "verify")
+        kind = config.kind
+        if kind in PACKAGES:
+            require(PACKAGES[kind], f"verifiable.kind = {kind!r}", "verify")
         self.config = config
         settings: Json = {
-            "kind": config.kind,
+            "kind": kind,
             "marks": config.marks,
             "pattern": config.pattern,
             "tolerance": config.tolerance,
         }
         target = "tether.rewards.verifiable:make_check"
         seconds = config.time_limit
-        if config.kind == "code":  # a program's time is up before its worker's is
+        if kind == "code":  # a program's time is up before its worker's is
             target = "tether.rewards.code:make_runner"
             settings = {"seconds": seconds}
             seconds += CODE_GRACE
@@ -91,7 +92,7 @@ class VerifiableReward(AbstractContextManager["VerifiableReward"]):
             workers=config.workers,
             seconds=seconds,
             memory_mb=config.memory_mb,
-            guarded=config.kind != "code",
+            guarded=kind != "code",
         )
 
     def __exit__(self, *_: object) -> None:

@@ -60,16 +60,17 @@ class SlotLayer(DynamicLayer):
         *args: object,
         **kwargs: object,
     ) -> tuple[Tensor, Tensor]:
+        store = self.store
         if self.owner.in_place:
             _written.layer = self
             return key_states, value_states
         lengths = self.owner.lengths
         width = self.owner.width
-        assert self.store is not None
+        assert store is not None
         rows = torch.arange(len(lengths), device=lengths.device)
-        for stored, new in zip(self.store, (key_states, value_states), strict=True):
+        for stored, new in zip(store, (key_states, value_states), strict=True):
             stored[rows, :, lengths] = new[:, :, 0]
-        return self.store[0][: len(lengths), :, :width], self.store[1][: len(lengths), :, :width]
+        return store[0][: len(lengths), :, :width], store[1][: len(lengths), :, :width]
 
     def get_seq_length(self) -> int:
         return self.owner.width - 1
@@ -77,10 +78,11 @@ class SlotLayer(DynamicLayer):
     def fill(self, slots: Tensor, keys: Tensor, values: Tensor, capacity: int) -> None:
         """Put the first tokens of new rows into their slots."""
         if self.store is None:
-            shapes = [
-                (self.owner.num_slots, t.shape[1], capacity, t.shape[3]) for t in (keys, values)
-            ]
-            self.store = (keys.new_zeros(shapes[0]), values.new_zeros(shapes[1]))
+            slots_there = self.owner.num_slots
+            self.store = (
+                keys.new_zeros(slots_there, keys.shape[1], capacity, keys.shape[3]),
+                values.new_zeros(slots_there, values.shape[1], capacity, values.shape[3]),
+            )
         for stored, new in zip(self.store, (keys, values), strict=True):
             stored[slots, :, : new.shape[2]] = new
 

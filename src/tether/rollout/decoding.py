@@ -75,6 +75,7 @@ class TreeDecoder:
     """
 
     def __init__(self, role: Role, *, packed: bool = True) -> None:
+        adapter = role.adapter
         model = role.causal_model
         self.products: list[Product] = []
         shared: dict[int, object] = {id(t): t for t in (*model.parameters(), *model.buffers())}
@@ -83,19 +84,19 @@ class TreeDecoder:
             inside: set[int] = set()
             adapted = {id(module) for module in role.decoder.modules() if has_adapters(module)}
             for module in (*role.decoder.modules(), head):
-                product = is_product(module, role.adapter)
+                product = is_product(module, adapter)
                 if id(module) in inside or not (product or id(module) in adapted):
                     continue
                 # an adapted layer that is no product reads its own parts
                 inside.update(map(id, module.modules()))
                 if product:
-                    self.products.append(Product([module], role.adapter))
+                    self.products.append(Product([module], adapter))
                     shared[id(module)] = _Layer(self.products[-1])
         self.decoder: Any = copy.deepcopy(role.decoder, shared)
         self.head: Any = shared.get(id(head), head)
         for module in self.decoder.modules():
             if has_adapters(module):
-                module._active_adapter = [] if role.adapter is None else [role.adapter]
+                module._active_adapter = [] if adapter is None else [adapter]
         self.decoder.eval()
         self.attention = self.decoder.config._attn_implementation
         # Latents in place of keys and values (DeepSeek) are not what an attention function could be

@@ -178,5 +178,8 @@ def score_ids(role: Role, ids: Ids, *, padded: bool = False) -> list[float]:
     """The log-probability of every token but the first, in nats, at temperature 1; `padded`: see
     Role.logprobs_of.
     """
-    batch = make_batch([Encoded(ids, (False, *(True,) * (len(ids) - 1)))], ids[0]).to(role.device)
-    return role.logprobs_of(role.hidden(batch), batch, padded=padded)[0].tolist()
+    counted = (False,) + (True,) * (len(ids) - 1)
+    batch = make_batch([Encoded(ids, counted)], ids[0]).to(role.device)
+    hidden = role.hidden(batch)
+    logprobs, _ = role.logprobs_of(hidden, batch, padded=padded)
+    return logprobs.tolist()

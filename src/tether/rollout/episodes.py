@@ -31,14 +31,7 @@ from tether.core.types import (
 from tether.data.bridge import TurnBridge
 from tether.data.calls import Calls
 from tether.data.chat import ChatEncoder
-from tether.rollout.drawn import (
-    Drawn,
-    Ids,
-    TokenEngine,
-    draws_of,
-    opening_of,
-    ordinal_of_part,
-)
+from tether.rollout.drawn import Drawn, Ids, TokenEngine, draws_of, opening_of, ordinal_of_part
 from tether.rollout.talk import talk_with
 from tether.settings.environment import EpisodeLimits
 
@@ -81,7 +74,8 @@ class _Episode:
 
     def write(self, drawn: Drawn, room: int) -> None:
         """Append a reply, or as much of it as there is room for."""
-        ids, begin = drawn.ids[:room], len(self.ids)
+        ids = drawn.ids[:room]
+        begin = len(self.ids)
         self.ids += ids
         self.spans += ((begin, begin + len(ids)),)
         self.logprobs += drawn.logprobs[:room]
@@ -205,7 +199,8 @@ class EpisodeEngine:
                 elif result != opening:
                     episodes[number].failure = "the environment begins one task in several ways"
             head, *others = opening
-            tools, template = self.environments.tools, prompt.messages[0].template
+            tools = self.environments.tools
+            template = prompt.messages[0].template
             shown = replace(head, tools=tools or head.tools, template=template)
             yield replace(prompt, messages=(shown, *others))
 

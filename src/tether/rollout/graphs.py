@@ -50,7 +50,8 @@ class Graphs:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self.records = device, graphs_run_on(device)
+        self.device = device
+        self.records = graphs_run_on(device)
         self.pool = torch.cuda.graph_pool_handle() if self.records else None
         self.seen: set[Hashable] = set()
         self.graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
@@ -70,22 +71,25 @@ class Graphs:
 
     def run(self, shape: Hashable, work: Callable[[], None]) -> None:
         """Run `work`, or replay what it did to tensors of this `shape`."""
-        if self.records and shape in self.seen and shape not in self.graphs:
+        graphs = self.graphs
+        if self.records and shape in self.seen and shape not in graphs:
             self._record(shape, work)
         self.seen.add(shape)
-        if shape in self.graphs:
+        if shape in graphs:
             # the last one used stands last
-            self.graphs[shape] = self.graphs.pop(shape)
-            self.graphs[shape].replay()
+            graphs[shape] = graphs.pop(shape)
+            graphs[shape].replay()
         else:
             work()
 
     def _record(self, shape: Hashable, work: Callable[[], None]) -> None:
-        if not self.graphs:
-            _make_room(self.device)
+        device = self.device
+        graphs = self.graphs
+        if not graphs:
+            _make_room(device)
         graph = torch.cuda.CUDAGraph()
-        stream = _recording_stream(self.device)
-        stream.wait_stream(torch.cuda.current_stream(self.device))
+        stream = _recording_stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
         try:
             with torch.cuda.stream(stream):
                 graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
@@ -97,12 +101,12 @@ class Graphs:
             why = NO_ROOM if _is_lack_of_memory(error) else UNRECORDED
             once(_LOG.warning, why, str(error).partition("\n")[0])
             self.records = False
-            _abandon(self.device, self.pool)
+            _abandon(device, self.pool)
         else:
-            self.graphs[shape] = graph
-            if len(self.graphs) > GRAPHS_AT_ONCE:
-                del self.graphs[next(iter(self.graphs))]
-        torch.cuda.current_stream(self.device).wait_stream(stream)
+            graphs[shape] = graph
+            if len(graphs) > GRAPHS_AT_ONCE:
+                del graphs[next(iter(graphs))]
+        torch.cuda.current_stream(device).wait_stream(stream)
 
 
 def _make_room(device: torch.device) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Any, Protocol
 
 import torch
@@ -33,7 +33,9 @@ class StepDecoder:
     """
 
     def __init__(self, role: Role, *, cached: bool) -> None:
-        self.role, self.ids, self.cache = role, torch.zeros(0, 0, dtype=torch.long), None
+        self.role = role
+        self.ids = torch.zeros(0, 0, dtype=torch.long)
+        self.cache = None
         names = inspect.signature(type(role.decoder).forward).parameters
         self.name = next((name for name in CACHES if name in names), None) if cached else None
 
@@ -101,12 +103,10 @@ def draw_in_step(engine: StepEngine, decoder: StepDecoder, draws: Draws) -> list
 
 def _of_one_length(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
     """Places of rows, at most so many together, all of one length; the longest first."""
-    for _, group in groupby(
-        sorted(range(len(lengths)), key=lambda i: -lengths[i]),
-        key=lambda i: lengths[i],
-    ):
-        places = list(group)
-        yield from (places[start : start + most] for start in range(0, len(places), most))
+    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    for _, group in groupby(order, key=lambda i: lengths[i]):
+        while places := list(islice(group, most)):
+            yield places
 
 
 def _draw(
@@ -120,15 +120,16 @@ def _draw(
     role = decoder.role
     sampling = draws.sampling
     count = draws.num_samples
-    ids = torch.tensor([draws.rows[i] for i in prompts], device=role.device)
+    device = role.device
+    ids = torch.tensor([draws.rows[i] for i in prompts], device=device)
     hidden = decoder.begin(ids).repeat_interleave(count, 0)
-    decoder.keep(torch.arange(len(prompts), device=role.device).repeat_interleave(count))
-    rows = torch.arange(len(hidden), device=role.device)
+    decoder.keep(torch.arange(len(prompts), device=device).repeat_interleave(count))
+    rows = torch.arange(len(hidden), device=device)
     ordinals = torch.tensor(
         [draws.ordinals[i] for i in prompts],
-        device=role.device,
+        device=device,
     ).repeat_interleave(count)
-    stops = torch.tensor(encoder.stop_ids, device=role.device)
+    stops = torch.tensor(encoder.stop_ids, device=device)
     # and what each has drawn so far
     going = [(number, list[tuple[int, float]]()) for number in range(len(hidden))]
     responses: dict[int, Drawn] = {}
@@ -166,7 +167,7 @@ def _draw(
         if not staying:
             break
         going = [going[place] for place in staying]
-        places = torch.tensor(staying, device=role.device)
+        places = torch.tensor(staying, device=device)
         rows = rows[places]
         decoder.keep(places)
         hidden = decoder.advance(new[places])

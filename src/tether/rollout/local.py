@@ -20,15 +20,7 @@ from tether.core.types import Prompt, RolloutGroup, Sampling, StopReason
 from tether.data.chat import ChatEncoder
 from tether.models.cpu.llama import KeysAndValues
 from tether.models.trunk import Role
-from tether.rollout.drawn import (
-    Drawn,
-    Draws,
-    Ids,
-    as_groups,
-    drawn_of,
-    draws_of,
-    has_stop_string,
-)
+from tether.rollout.drawn import Drawn, Draws, Ids, as_groups, drawn_of, draws_of, has_stop_string
 from tether.rollout.sampling import check_distributions, counter_uniform, sample_tokens
 
 PREFILL_TOKENS, ACCELERATOR_PREFILL_TOKENS = {"cpu": 2**10}, 2**12
@@ -149,7 +141,8 @@ class SlotDecoding:
         self.role = engine.role
         self.sampling = sampling
         self.seed = draws.seed
-        self.decoder, self.prefix = engine.decoder, _common_prefix(prompts)
+        self.decoder = engine.decoder
+        self.prefix = _common_prefix(prompts)
         self.prompts = prompts
         self.prompt_ordinals = draws.ordinals
         self.num_samples = num_samples
@@ -174,11 +167,13 @@ class SlotDecoding:
             in_place=self.decoder.in_place,
         )
         self.prefix_layers: KeysAndValues = []
-        self.request, self.cached = [-1] * slots, [0] * slots
+        self.request = [-1] * slots
+        self.cached = [0] * slots
         self.responses: list[list[tuple[int, float]]] = [[] for _ in range(slots)]
         self.active = torch.zeros(slots, dtype=torch.bool, device=self.device)
         self.steps = torch.zeros(slots, dtype=torch.long, device=self.device)
-        self.lengths, self.drawn = torch.zeros_like(self.steps), torch.zeros_like(self.steps)
+        self.lengths = torch.zeros_like(self.steps)
+        self.drawn = torch.zeros_like(self.steps)
         self.uniforms = torch.zeros(
             slots,
             sampling.max_new_tokens,
@@ -346,15 +341,18 @@ class SlotDecoding:
 
     def _close_up(self) -> None:
         """Without waiting prompts, the last rows move into free slots, and fewer are decoded."""
-        going = [row for row in range(self.rows) if self.request[row] >= 0]
+        request = self.request
+        going = [row for row in range(self.rows) if request[row] >= 0]
         rows = min(self.rows, self.graphs.rows(len(going)))
         sources = [row for row in going if row >= rows]
-        targets = [row for row in range(rows) if self.request[row] < 0][: len(sources)]
-        self._move(sources, targets)
+        free = [row for row in range(rows) if request[row] < 0]
+        self._move(sources, free[: len(sources)])
         self.rows = rows
 
     def _move(self, sources: list[int], targets: list[int]) -> None:
         """Rows into free slots; the slots change their places, since those who talk go on in theirs."""
+        responses = self.responses
+        request = self.request
         if not sources:
             return
         old, new = self._sent([sources + targets, targets + sources])
@@ -363,9 +361,9 @@ class SlotDecoding:
         for state in (self.active, self.steps, self.lengths, self.uniforms, self.drawn):
             state[new] = state[old]
         for a, b in zip(sources, targets, strict=True):
-            self.request[a], self.request[b] = self.request[b], self.request[a]
+            request[a], request[b] = request[b], request[a]
             self.cached[a], self.cached[b] = self.cached[b], self.cached[a]
-            self.responses[a], self.responses[b] = self.responses[b], self.responses[a]
+            responses[a], responses[b] = responses[b], responses[a]
 
     def _advance(self, reads: Sequence[bool] = ()) -> None:
         """The drawn tokens go through the model. Results of free rows are ignored.

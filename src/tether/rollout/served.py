@@ -109,7 +109,8 @@ class ServedEngine:
         self.servers = servers
         self.folder = folder
         self.config = config
-        self.context_length, self.policy_version = context_length, 0
+        self.context_length = context_length
+        self.policy_version = 0
         self.replaces = role.adapter is None and not ours
         """True if servers call all versions by one name, that of their base (in `bases`), and hold
         one of them.
@@ -132,7 +133,8 @@ class ServedEngine:
         """The largest of the last probes, in nats a token."""
         self.tokens = 0
         """Sampled since `measured` was asked."""
-        self.run, self.count = uuid.uuid4().hex[:8], 0
+        self.run = uuid.uuid4().hex[:8]
+        self.count = 0
         self.pool = ServerPool(servers, config, folder, self._prepare, REQUESTS)
         self.fleet = self.pool.fleet
         self.pool.start(partial(self.update_weights, 0, expected))
@@ -160,7 +162,8 @@ class ServedEngine:
         save_weights(self.role, self.folder / "weights" / name, merged=self.merged)
         expected = expected or self._score(self.probe_ids)
         with self.pool.changed:
-            self.policy_version, self.probe_gap = version, 0.0
+            self.policy_version = version
+            self.probe_gap = 0.0
             self.expected = {
                 name: expected,
                 **{old: numbers for old, numbers in self.expected.items() if self.users[old]},
@@ -179,7 +182,8 @@ class ServedEngine:
         """
         with self.pool.changed:
             metrics, work = self.fleet.usage()
-            tokens, self.tokens = self.tokens, 0
+            tokens = self.tokens
+            self.tokens = 0
         append_jsonl(self.folder / "work.jsonl", [{"step": step, "servers": work}])
         seconds = sum(end - start for spans in work.values() for start, end in spans)
         speed = {"engine/tokens_per_second": tokens / seconds} if seconds else {}
@@ -328,7 +332,8 @@ class ServedEngine:
             for ids, ordinal in zip(draws.rows, draws.ordinals, strict=True)
         ]
         with self.pool.changed:
-            version, number = self.fleet.wanted, self.policy_version
+            version = self.fleet.wanted
+            number = self.policy_version
             self.users[version] += len(bodies)
         futures = [self.pool.senders.submit(self._ask, version, body) for body in bodies]
         for future in futures:

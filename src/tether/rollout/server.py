@@ -176,12 +176,9 @@ class EngineServer(JsonServer):
         back = queue.Queue[Result]()
         ids = words.token_ids
         given = words.sampling_params
-        outside = next(
-            (i for i in (*ids, *given.stop_token_ids) if not 0 <= i < self.vocabulary),
-            None,
-        )
-        if outside is not None:
-            return 400, {"error": f"there is no token {outside}: the model has {self.vocabulary}"}
+        for token in (*ids, *given.stop_token_ids):
+            if not 0 <= token < self.vocabulary:
+                return 400, {"error": f"there is no token {token}: the model has {self.vocabulary}"}
         scores = given.prompt_logprobs is not None
         longest = len(ids) if scores else len(ids) + given.max_tokens
         if longest > self.context:
@@ -254,7 +251,8 @@ class EngineServer(JsonServer):
                 engine = self.load(name, Path(words.lora_path))
                 self.engines = {
                     old: other for old, other in self.engines.items() if other is not engine
-                } | {name: engine}
+                }
+                self.engines[name] = engine
             return 200, ""
 
         self.asked.put(lambda: back.put(_outcome(task)))

@@ -85,7 +85,8 @@ def _given(encoder: ChatEncoder, prompt: Ids, reply: Drawn) -> Ids:
 
 
 def _joined(begun: Drawn, given: Ids, rest: Drawn) -> Drawn:
-    ids = begun.ids + given + rest.ids
-    edges = len(begun.ids), len(begun.ids) + len(given)
-    spans = ((0, edges[0]), (edges[1], len(ids))) if given else ()
-    return Drawn(ids, begun.logprobs + rest.logprobs, rest.reason, spans)
+    ids = begun.ids + given
+    spans = ()
+    if given:
+        spans = ((0, len(begun.ids)), (len(ids), len(ids) + len(rest.ids)))
+    return Drawn(ids + rest.ids, begun.logprobs + rest.logprobs, rest.reason, spans)

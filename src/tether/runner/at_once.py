@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tether.core.errors import ConfigError, RunError
-from tether.core.protocols import Progress, doing
+from tether.core.protocols import doing
 from tether.core.rundir import read_json
 from tether.core.stopping import AGAIN, Interrupted, Stopping
 from tether.core.threads import WAITING
@@ -60,6 +60,7 @@ def run_at_once(launch: Launch) -> Json:
 
 def _run_in(slots: Mapping[str, Texts], launch: Launch) -> Json:
     root = launch.root
+    program = sys.executable
     task = launch.recipe.model_dump_json(exclude_unset=True)
     jobs = launch.jobs
     bar = launch.progress("sweep") if launch.progress else None
@@ -73,12 +74,17 @@ def _run_in(slots: Mapping[str, Texts], launch: Launch) -> Json:
                 for slot in [name for name in slots if name not in running]:
                     if (job := _next(left, running.values())) is not None:
                         left.remove(job)
-                        running[slot] = _started(job, task, launch.names, slots[slot])
+                        folder = job.folder
+                        log = folder.with_name(f"{job.name}.log")
+                        command = program, "-m", MEMBER, str(folder), task, *launch.names
+                        process = start_bound(command, slots[slot], log)
+                        running[slot] = RunningJob(job, process, log)
                 for slot, member in [*running.items()]:
                     if (code := member.process.poll()) is not None:
-                        failed += [running.pop(slot)] if code else []
-                        running.pop(slot, None)
-                        _show(bar, len(jobs) - len(left) - len(running), len(jobs))
+                        del running[slot]
+                        failed += [member] if code else []
+                        if bar is not None:
+                            bar(len(jobs) - len(left) - len(running), len(jobs), {})
                 if (failed or stopping.asked) and not ending:
                     ending = True
                     left = []
@@ -138,22 +144,6 @@ def _next(left: Sequence[AnyJob], running: Iterable[RunningJob]) -> AnyJob | Non
         if not (others.intersection(job.needs) or any(earlier)):
             return job
     return None
-
-
-def _started(
-    job: AnyJob,
-    task: str,
-    stages: Sequence[str],
-    environment: Texts,
-) -> RunningJob:
-    log = job.folder.with_name(f"{job.name}.log")
-    command = [sys.executable, "-m", MEMBER, str(job.folder), task, *stages]
-    return RunningJob(job, start_bound(command, environment, log), log)
-
-
-def _show(bar: Progress | None, done: int, total: int) -> None:
-    if bar is not None:
-        bar(done, total, {})
 
 
 def _reason(member: RunningJob) -> str:

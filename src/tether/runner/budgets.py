@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tether.core.budget import ANEW, BUDGET, TimeLimit, logger
-from tether.core.rundir import read_json
+from tether.core.rundir import read_if_there, read_json
 from tether.core.types import Prompt
 from tether.data.sources import Quarantine
 from tether.runner.assembly.data.fitting import FITTING
@@ -49,6 +49,7 @@ class Budgets:
 
     def limit(self, job: AnyJob) -> TimeLimit:
         """The limit of a job that begins; without a budget it never ends."""
+        share = job.kind.share
         own = dict(job.settings).get("budget")
         whole = self.budget
         began = self.began if self.first and whole is None else self.clock()
@@ -61,11 +62,11 @@ class Budgets:
         if whole is not None:
             left = 60 * whole.minutes - PAGE - sum(self.before.values()) - (began - self.began)
             judged = {o.folder: count for o in self.left if (count := _answers(job, o))}
-            others = job.kind.share + sum(o.kind.share for o in self.left if o.folder not in judged)
-            part = job.kind.share / (others + len(judged))
+            others = share + sum(o.kind.share for o in self.left if o.folder not in judged)
+            part = share / (others + len(judged))
             seconds = min(most, self.before[job.folder] + part * max(1.0, left))
             reserved = min(most - seconds, part * left * len(judged) / others)
-            answers = job.kind.share / others * sum(judged.values())
+            answers = share / others * sum(judged.values())
         minutes = min((given.minutes for given in (own, whole) if given is not None), default=0.0)
         if job.finished:
             _warn_of_end(job, minutes)
@@ -124,10 +125,10 @@ def seconds_of(folder: Path) -> float:
     """The time that a stage has taken in earlier starts, as far as its summary or its newest
     checkpoint has it.
     """
-    if (folder / "summary.json").is_file():
-        return float(read_json(folder / "summary.json").get("seconds", 0.0))
-    if (folder / FITTING).is_file():
-        return float(read_json(folder / FITTING)["spent"])
+    if summary := read_if_there(folder / "summary.json"):
+        return float(summary.get("seconds", 0.0))
+    if fitting := read_if_there(folder / FITTING):
+        return float(fitting["spent"])
     whole = complete_checkpoints(folder / "checkpoints")
     values = read_json(whole[-1] / "state.json") if whole else {}
     return float(values.get(BUDGET, {}).get("spent", 0.0))

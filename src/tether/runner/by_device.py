@@ -48,7 +48,8 @@ def by_device(recipe: BaseRecipe, names: Sequence[str]) -> BaseRecipe:
     """The recipe with the sizes that it leaves open. On a GPU they are as large as the planner
     finds room for. A resumed run keeps its first ones.
     """
-    if not torch.cuda.is_available():
+    cuda = torch.cuda
+    if not cuda.is_available():
         return recipe
     place = pick_device(recipe.model.device)
     if place.type != "cuda":
@@ -58,10 +59,10 @@ def by_device(recipe: BaseRecipe, names: Sequence[str]) -> BaseRecipe:
     left = [name for name in names if not recorded[name] and any(_open(recipe, name))]
     if not left:
         return recipe
-    free, total = torch.cuda.mem_get_info(place)
-    idle = torch.cuda.memory_reserved(place) - torch.cuda.memory_allocated(place)
+    free, total = cuda.mem_get_info(place)
+    idle = cuda.memory_reserved(place) - cuda.memory_allocated(place)
     # its rates, which would have to be measured, decide nothing
-    card = replace(gpu(min(total, free + idle) / 1e9), name=torch.cuda.get_device_name(place))
+    card = replace(gpu(min(total, free + idle) / 1e9), name=cuda.get_device_name(place))
     try:
         return sized(recipe, left, card, row_sizes(recipe, left))
     except Exception as error:  # noqa: BLE001  (of whatever kind: the run itself may be able to do it)
@@ -120,11 +121,14 @@ def _arms(recipe: BaseRecipe) -> set[str]:
 
 
 def _larger(section: Any, keys: Sequence[str], turn: int) -> dict[str, int]:
-    sizes = {key: SIZES[key][turn] for key in keys}
-    if "rows_per_micro_batch" in sizes:
-        sizes["rows_per_micro_batch"] = sizes["rows_per_micro_batch"] * PACKED // section.row_tokens
     fields = type(section).model_fields
-    return {key: max(size, fields[key].default) for key, size in sizes.items()}
+    sizes = {}
+    for key in keys:
+        size = SIZES[key][turn]
+        if key == "rows_per_micro_batch":
+            size = size * PACKED // section.row_tokens
+        sizes[key] = max(size, fields[key].default)
+    return sizes
 
 
 def _recorded(recipe: BaseRecipe, name: str) -> Json:

@@ -47,12 +47,13 @@ def forget_outdated(job: AnyJob) -> None:
     """Remove the verdict on policies of which one has come since, or was trained again. The answers
     of the others stay.
     """
+    policies = job.policies
     summary = job.folder / "summary.json"
-    if not (job.policies and job.finished):
+    if not (policies and job.finished):
         return
-    answered_by = {name: drawn_from(job.folder / name) for name in job.policies}
-    if job.policies.keys() - read_json(summary)["policies"].keys() or any(
-        answered_by[name] not in (None, weights_of(folder)) for name, folder in job.policies.items()
+    answered_by = {name: drawn_from(job.folder / name) for name in policies}
+    if policies.keys() - read_json(summary)["policies"].keys() or any(
+        answered_by[name] not in (None, weights_of(folder)) for name, folder in policies.items()
     ):
         summary.unlink()
 

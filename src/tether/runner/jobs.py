@@ -36,11 +36,13 @@ def expand(recipe: BaseRecipe, stages: Sequence[str] | None = None) -> list[AnyJ
     """
     if recipe.sweep is not None:
         return _swept(recipe, stages)
-    names = list(recipe.stages if stages is None else stages)
-    again = [name for name in names if name != "sft"] if recipe.repeat else []
-    once = [_job(recipe, name, None) for name in names if name not in again]
-    rounds = range(1, (recipe.repeat or 0) + 1)
-    return [*once, *(_job(recipe, name, number) for number in rounds for name in again)]
+    names = recipe.stages if stages is None else stages
+    if not recipe.repeat:
+        return [_job(recipe, name, None) for name in names]
+    jobs = [_job(recipe, name, None) for name in names if name == "sft"]
+    for number in range(1, recipe.repeat + 1):
+        jobs += [_job(recipe, name, number) for name in names if name != "sft"]
+    return jobs
 
 
 def with_parts(jobs: Iterable[AnyJob]) -> list[AnyJob]:
@@ -68,13 +70,14 @@ def before(job: AnyJob, jobs: Sequence[AnyJob]) -> list[AnyJob]:
 
 
 def _job(recipe: BaseRecipe, name: str, number: int | None) -> AnyJob:
+    section_of = recipe.section
     home = Path(recipe.run)
-    settings = recipe.section(name)
+    settings = section_of(name)
     if settings is None:
         raise ConfigError(f"the recipe has no [{name}] section")
     place = round_folder(home, number)
     earlier = tuple(round_folder(home, before) for before in range(1, number or 1))
-    start = home / "sft" if name != "sft" and recipe.section("sft") is not None else None
+    start = home / "sft" if name != "sft" and section_of("sft") is not None else None
     job = Job(
         name=name,
         kind=recipe.kind(name),
@@ -89,7 +92,7 @@ def _job(recipe: BaseRecipe, name: str, number: int | None) -> AnyJob:
         on=recipe.on,
     )
     if recipe.from_pairs(name) and settings.kind is Prompt:
-        job = replace(job, prompts=recipe.section("pairs").data)
+        job = replace(job, prompts=section_of("pairs").data)
     if recipe.from_pairs(name):
         return replace(job, pairs=tuple(at / "pairs" for at in (*earlier, place)))
     if job.kind.makes != "verdict":
@@ -97,7 +100,7 @@ def _job(recipe: BaseRecipe, name: str, number: int | None) -> AnyJob:
     return replace(
         job,
         policies={policy: place / policy for policy in recipe.policies},
-        others={other: recipe.section(other) for other in recipe.stages if other != name},
+        others={other: section_of(other) for other in recipe.stages if other != name},
     )
 
 
@@ -132,8 +135,9 @@ def _swept(recipe: BaseRecipe, stages: Sequence[str] | None) -> list[AnyJob]:
     """The jobs of all combinations, each once."""
     jobs = {job.folder: job for _, own in _combined(recipe) for job in own}
     names = recipe.stages if stages is None else stages
-    if unknown := [name for name in names if recipe.section(name) is None]:
-        raise ConfigError(f"the recipe has no [{unknown[0]}] section")
+    for name in names:
+        if recipe.section(name) is None:
+            raise ConfigError(f"the recipe has no [{name}] section")
     return [job for job in jobs.values() if job.name in names]
 
 
@@ -180,10 +184,11 @@ def _identified(recipe: BaseRecipe) -> Iterator[tuple[str, AnyJob]]:
     above = recipe.model.model_dump_json() + str(recipe.deterministic)
     identities: dict[Path, str] = {}
     for job in expand(recipe):
-        parts = [above, job.title, str(job.seed), job.settings.model_dump_json(exclude_unset=True)]
+        settings = job.settings.model_dump_json(exclude_unset=True)
+        parts = [above, job.title, str(job.seed), settings]
         parts += [identities.get(path, str(path)) for path in (*job.needs, *job.earlier)]
-        identities[job.folder] = digest(parts)
-        yield identities[job.folder], job
+        identity = identities[job.folder] = digest(parts)
+        yield identity, job
 
 
 def _moved(job: AnyJob, folders: Mapping[Path, Path]) -> AnyJob:
@@ -221,21 +226,22 @@ def job_row(job: AnyJob, root: Path) -> tuple[str, str, str, str]:
     own = combination_folder(job, root)
 
     def short(path: Path) -> str:
-        above = next((folder for folder in (own, root) if path.is_relative_to(folder)), None)
-        return str(path.relative_to(above) if above else path)
+        for folder in (own, root):
+            if path.is_relative_to(folder):
+                return str(path.relative_to(folder))
+        return str(path)
 
     needs = [short(path) for path in (job.start, job.scorer) if path is not None]
     needs += map(short, job.policies.values())
-    needs += [short(job.place / name) for name in job.part.needs] if job.part else []
     rows = ", ".join(map(short, job.pairs)) or _named(job.settings)
-    counts = Counter(part.part.kind for part in job.parts if part.part)
-    parts = ", ".join(f"{n} {kind}{'s' * (n > 1)}" for kind, n in counts.items())
-    return (
-        f"{job.title} ({parts})" if parts else job.title,
-        ", ".join(needs),
-        rows or (short(job.place) if job.part else ""),
-        short(job.folder),
-    )
+    if job.part:
+        needs += [short(job.place / name) for name in job.part.needs]
+        rows = rows or short(job.place)
+    title = job.title
+    if counts := Counter(part.part.kind for part in job.parts if part.part):
+        parts = (f"{n} {kind}{'s' * (n > 1)}" for kind, n in counts.items())
+        title = f"{title} ({', '.join(parts)})"
+    return title, ", ".join(needs), rows, short(job.folder)
 
 
 def _named(settings: Section) -> str:

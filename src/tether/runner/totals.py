@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
-from tether.core.rundir import read_note, write_json
+from tether.core.rundir import read_if_there, write_json
 from tether.core.types import Json
 from tether.runner.assembly.job import AnyJob
 from tether.runner.assembly.roles import newest_policy
@@ -13,7 +13,7 @@ from tether.runner.assembly.roles import newest_policy
 
 def compared_in(job: AnyJob) -> list[str]:
     """The policies that an evaluation compares, and those that an earlier start of it compared."""
-    earlier = read_note(job.folder / "summary.json").get("policies", ())
+    earlier = read_if_there(job.folder / "summary.json").get("policies", ())
     return [*dict.fromkeys([*job.policies, *earlier])]
 
 
@@ -45,10 +45,11 @@ def write_totals(jobs: Sequence[AnyJob]) -> None:
 
 
 def _totals(job: AnyJob) -> Json:
-    names = dict.fromkeys([*job.others, *compared_in(job), job.name])
-    folders = {name: (job.root if name == "sft" else job.place) / name for name in names}
-    summaries = {name: read_note(folder / "summary.json") for name, folder in folders.items()}
-    done = {name: summary for name, summary in summaries.items() if summary}
+    done: Json = {}
+    for name in (*job.others, *compared_in(job), job.name):
+        folder = (job.root if name == "sft" else job.place) / name
+        if summary := read_if_there(folder / "summary.json"):
+            done[name] = summary
     verdict = done.pop(job.name)
     policies = {name: {**done[name], **result} for name, result in verdict["policies"].items()}
     # others may not be trained yet
@@ -78,24 +79,24 @@ def _totals(job: AnyJob) -> Json:
 
 def _round(done: Json, policy: Json, name: str) -> Json:
     """Figures of one round: labels, learning and gain, and the gain for a hundred labels."""
-    asked = done["pairs"].get("asked", done["pairs"]["num_pairs"])
-    reward = {
-        key: done["reward"][key]
-        for key in ("heldout_accuracy", "gold_accuracy")
-        if key in done.get("reward", {})
+    labels = done["pairs"]["num_pairs"]
+    asked = done["pairs"].get("asked", labels)
+    learned = done.get("reward", {})
+    reward = {key: learned[key] for key in ("heldout_accuracy", "gold_accuracy") if key in learned}
+    trained = done[name]
+    results = {
+        key: value
+        for key, value in policy.items()
+        if key.startswith("gold_") or key in ("over_best_decoding", "verdict")
     }
     gain = policy.get("gold_gain_of_round", policy["gold_gain"])
     return {
         "asked": asked,
-        "labels": done["pairs"]["num_pairs"],
+        "labels": labels,
         **({"reward": reward} if reward else {}),
-        "alarms": len(done[name].get("alarms", ())),
-        "seconds": done[name]["seconds"],
-        **{
-            key: value
-            for key, value in policy.items()
-            if key.startswith("gold_") or key in ("over_best_decoding", "verdict")
-        },
+        "alarms": len(trained.get("alarms", ())),
+        "seconds": trained["seconds"],
+        **results,
         "gold_gain_of_round": gain,
         "kl": policy["answers"]["kl"],
         "gold_per_100_labels": {

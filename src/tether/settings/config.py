@@ -39,14 +39,13 @@ class Layered(Json):
 
 def layered(below: Facts, above: Facts) -> Layered:
     """The table `above` on top of the defaults `below`, tables within tables too."""
-    tables = {key: value for key, value in below.items() if isinstance(value, Mapping)}
-    inner = {
-        key: layered(table, above.get(key, {}))
-        for key, table in tables.items()
-        if isinstance(above.get(key, {}), Mapping)
-    }
-    both = Layered({**below, **above, **inner})
-    both.below = frozenset(both.keys() - (above.keys() - getattr(above, "below", frozenset())))
+    both = Layered({**below, **above})
+    for key, table in below.items():
+        over = above.get(key, {})
+        if isinstance(table, Mapping) and isinstance(over, Mapping):
+            both[key] = layered(table, over)
+    given = above.keys() - getattr(above, "below", frozenset())
+    both.below = frozenset(both.keys() - given)
     return both
 
 

@@ -133,13 +133,11 @@ class TrainedConfig(Config):
         """The optimizer with the rate that is used: what was set, or the stage's own for an
         adapter, or (None) a whole model.
         """
-        if (
-            self.optimizer.learning_rate is not None
-            and "learning_rate" in self.optimizer.model_fields_set
-        ):
-            return self.optimizer
+        optimizer = self.optimizer
+        if optimizer.learning_rate is not None and "learning_rate" in optimizer.model_fields_set:
+            return optimizer
         rate = self.rates.whole if adapter is None else self.rates.adapters
-        chosen = self.optimizer.model_copy(update={"learning_rate": rate})
+        chosen = optimizer.model_copy(update={"learning_rate": rate})
         chosen.model_fields_set.discard("learning_rate")  # it is a default
         return chosen
 

@@ -166,13 +166,12 @@ def _leaves(value: object) -> Iterator[tuple[str, ...]]:
 def _around(kind: type[BaseModel], outer: Sequence[object], word: str) -> str:
     """The key for another library's word in this table, or in one around it; empty: none."""
     targets = [target.split(".") for target in KEYS.get(word, ())]
-    paths = (
-        (*outer[:depth], *path)
-        for depth in range(len(outer), -1, -1)
-        for path in targets
-        if depth or path[0] not in STAGES
-    )
-    return next((".".join(map(str, path)) for path in paths if _is_key(kind, path)), "")
+    for depth in range(len(outer), -1, -1):
+        for target in targets:
+            path = (*outer[:depth], *target)
+            if (depth or target[0] not in STAGES) and _is_key(kind, path):
+                return ".".join(map(str, path))
+    return ""
 
 
 def _meant(

@@ -4,7 +4,6 @@ libraries are loaded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -128,10 +127,3 @@ class ModelConfig(Config):
         """The same settings on a model that training left, which carries its own template."""
         own = {"source": str(folder), "fallback": None, "chat_template": None, "template": {}}
         return self.model_copy(update=own)
-
-    def faults(self) -> Iterator[str]:
-        if self.attention == "grouped" and not self.cpu_kernels:
-            yield (
-                "attention = 'grouped' is one of the kernels that cpu_kernels = false leaves "
-                "out. Drop one of the two"
-            )

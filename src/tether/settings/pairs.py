@@ -105,6 +105,7 @@ class PairsSection(PromptedSection):
         return StageWork(words, turns)
 
     def faults(self) -> Iterator[str]:
+        labels = self.labels
         people = self.judge == "people"
         simulated = isinstance(self.judge, FunctionJudge)
         if (self.store is not None) != people:
@@ -117,16 +118,14 @@ class PairsSection(PromptedSection):
                 "num_annotators",
                 because="with this judge: it is of a function",
             )
-        if self.labels is None:
+        if labels is None:
             if self.choose != "random":
                 yield "choose has no effect where all pairs are judged: set labels"
             return
         of_each = self.samples_per_prompt * (self.samples_per_prompt - 1) // 2
-        most = (self.prompts or self.labels) * (
-            of_each if self.choose == "ranking" else min(3, of_each)
-        )
-        if self.labels > most:
+        most = (self.prompts or labels) * (of_each if self.choose == "ranking" else min(3, of_each))
+        if labels > most:
             yield (
-                f"labels = {self.labels}, and {self.prompts} prompts give {most} pairs at most: "
+                f"labels = {labels}, and {self.prompts} prompts give {most} pairs at most: "
                 "sample more"
             )

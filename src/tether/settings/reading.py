@@ -8,9 +8,7 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from pydantic import (
-    ValidationError,
-)
+from pydantic import ValidationError
 
 from tether.core.command import command_line
 from tether.core.errors import ConfigError, MissingFileError
@@ -118,11 +116,15 @@ def build(
 def as_toml(recipe: Config) -> str:
     """Text of a recipe's file, without keys that are unset."""
     values = recipe.model_dump(mode="json", exclude_unset=True, exclude_none=True)
-    sections = {key: value for key, value in values.items() if key in STAGES}
-    lines = [_line(key, value) for key, value in values.items() if key not in sections]
-    for name, section in sections.items():
-        lines += ["", f"[{name}]", *(_line(key, value) for key, value in section.items())]
-    return "\n".join([*lines, ""])
+    top = []
+    sections = []
+    for key, value in values.items():
+        if key not in STAGES:
+            top.append(_line(key, value))
+            continue
+        sections += ["", f"[{key}]"]
+        sections += [_line(name, own) for name, own in value.items()]
+    return "\n".join([*top, *sections, ""])
 
 
 def _line(key: str, value: object) -> str:
@@ -165,15 +167,20 @@ def _apply_override(values: Json, override: str) -> None:
             f"override {override!r} is not of the form key.sub=value, for example "
             "optimizer.learning_rate=1e-4",
         )
-    try:
-        parsed = tomllib.loads(f"v = {raw}")
-    except (ValueError, RecursionError):
-        parsed = {}
-    # More than one key: a text of several lines that only looks like TOML.
-    value = (
-        json.loads(json.dumps(parsed["v"], default=str)) if parsed.keys() == {"v"} else raw.strip()
-    )
+    given = toml_value(raw)
+    value = raw.strip() if given is None else json.loads(json.dumps(given, default=str))
     set_key(values, key, value, f"override {override!r}")
+
+
+def toml_value(text: str) -> object:
+    """The value that a text is in TOML; None where it is none, or several lines that only look like
+    it.
+    """
+    try:
+        parsed = tomllib.loads(f"v = {text}")
+    except (ValueError, RecursionError):
+        return None
+    return parsed["v"] if parsed.keys() == {"v"} else None
 
 
 def set_key(values: Json, key: str, value: object, where: str) -> None:

@@ -156,6 +156,7 @@ class BaseRecipe(Config):
         return {**values, **common}
 
     def faults(self) -> Iterator[str]:
+        policies = self.policies
         for arm, sections in self.arms.items():
             if len(sections) != 1 or not all(
                 name in STAGES and STAGES[name].trains_policy for name in sections
@@ -173,12 +174,12 @@ class BaseRecipe(Config):
         if self.sweep is not None:
             missing = STAGES.keys() - set(self.stages)
             yield from sweep_faults(self.sweep, missing, timed=self.budget is not None)
-        if self.repeat is not None and len(self.policies) > 1:
+        if self.repeat is not None and len(policies) > 1:
             yield (
                 "repeat trains one policy a round, whose answers are judged next: leave one of "
-                f"{self.policies}"
+                f"{policies}"
             )
-        if self.section("evaluate") is not None and not self.policies:
+        if self.section("evaluate") is not None and not policies:
             yield "evaluate has no effect without a stage that makes a policy"
         if self.repeat is not None and self.section("pairs") is None:
             yield (
@@ -190,7 +191,7 @@ class BaseRecipe(Config):
                 yield from self._scorer_faults(name, section)
             if name == "pairs":
                 yield from self._choice_faults(section.choose)
-            if name in self.policies:
+            if name in policies:
                 yield from self._keeping_faults(name, getattr(section, "evaluate", None))
             yield from faults_on(self.model, name, section, self.learner.shard)
 

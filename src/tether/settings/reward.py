@@ -164,12 +164,12 @@ class RewardSection(RowsSection, RewardConfig):
             rows = {"data": None, "test": {}, "test_share": 0.0}
             settings = self.model_copy(update={**rows, **plain})
             yield StagePart(name="test", kind="test model", settings=settings)
-        names = tuple(
-            f"member-{number}" for number in range(self.members if self.members > 1 else 0)
-        )
+        if self.members == 1:
+            return
+        names = tuple(f"member-{number}" for number in range(self.members))
         for number, name in enumerate(names):
             yield StagePart(name=name, kind="member", settings=self, number=number)
-        if names and self.distill is not None:
+        if self.distill is not None:
             yield StagePart(name="student", kind="student", settings=self, needs=names)
 
     @property
@@ -190,8 +190,9 @@ class RewardSection(RowsSection, RewardConfig):
             yield f"an objective cannot be called {min(taken)!r}: something else in the run is"
 
     def faults(self) -> Iterator[str]:
+        lora = self.lora
         yield from self._objective_faults()
-        if self.members > 1 and self.lora is False:
+        if self.members > 1 and lora is False:
             yield (
                 "the members of an ensemble are adapters on one trunk, and lora is false. Leave "
                 "members or lora out"
@@ -201,12 +202,12 @@ class RewardSection(RowsSection, RewardConfig):
                 "a student has its teachers' scores and no second head: disentangle_length does "
                 f"not go with {'teacher' if self.teacher else 'distill'}"
             )
-        if self.keep_states_gb and (self.lora is False or self.lora.last_layers is None):
+        if self.keep_states_gb and (lora is False or lora.last_layers is None):
             yield (
                 "keep_states_gb keeps what the layers below the first adapter compute, and here "
                 "every layer learns. Set lora.last_layers, or leave keep_states_gb out"
             )
-        if self.disentangle_length and self.lora is not False and self.lora.dropout:
+        if self.disentangle_length and lora is not False and lora.dropout:
             yield (
                 "disentangle_length scores every response twice, and with lora.dropout they "
                 "would differ: leave one out"

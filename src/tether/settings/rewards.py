@@ -76,12 +76,13 @@ class FunctionConfig(CallLimits):
         return (self.call,) if isinstance(self.call, str) else self.call
 
     def faults(self) -> Iterator[str]:
-        if not self.calls:
+        calls = self.calls
+        if not calls:
             yield "call names no function"
-        if len(set(self.calls)) < len(self.calls):
+        if len(set(calls)) < len(calls):
             yield "call names a function twice: name it once, and give its weight in weights"
-        if self.weights is not None and len(self.weights) != len(self.calls):
-            yield f"weights has {len(self.weights)} numbers for {len(self.calls)} functions"
+        if self.weights is not None and len(self.weights) != len(calls):
+            yield f"weights has {len(self.weights)} numbers for {len(calls)} functions"
 
 
 Kind = Literal["math", "gsm8k", "numeric", "exact", "reasoning-gym", "code"]

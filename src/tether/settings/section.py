@@ -315,11 +315,12 @@ class PromptedSection(TimedSection):
 
 def calls_functions(settings: Config) -> bool:
     """True if a function of the user's scores answers here, as a reward or as a judge."""
-    inner = [getattr(settings, name) for name in type(settings).model_fields]
-    tables = [one for value in inner for one in (value if isinstance(value, tuple) else (value,))]
-    return "call" in type(settings).model_fields or any(
-        isinstance(table, Config) and calls_functions(table) for table in tables
-    )
+    for name, value in settings:
+        tables = value if isinstance(value, tuple) else (value,)
+        inner = (calls_functions(table) for table in tables if isinstance(table, Config))
+        if name == "call" or any(inner):
+            return True
+    return False
 
 
 def overlaid(one: Facts, other: Facts) -> Json:

@@ -99,6 +99,18 @@ class StageKind:
         )
 
 
+def _sampling(name: str, section: type[Section], words: str) -> StageKind:
+    """The row of a stage that samples at every step; `words` are its help."""
+    return StageKind(
+        name=name,
+        makes="policy",
+        section=section,
+        method="tether.runner.methods.sampling",
+        help=words,
+        check="tether.runner.assembly.checks:check_online",
+    )
+
+
 _ROWS = (
     StageKind(
         name="sft",
@@ -145,53 +157,31 @@ _ROWS = (
         help="Train on single answers marked good or bad (KTO)",
         check="tether.runner.methods.supervised:check_verdicts",
     ),
-    StageKind(
-        name="ppo",
-        makes="policy",
-        section=PPOSection,
-        method="tether.runner.methods.sampling",
-        help="Raise the reward with a critic and a KL penalty (PPO)",
-        check="tether.runner.assembly.checks:check_online",
+    _sampling("ppo", PPOSection, "Raise the reward with a critic and a KL penalty (PPO)"),
+    _sampling(
+        "grpo",
+        GRPOSection,
+        "Raise the reward by comparing answers to one prompt, no critic (GRPO, DAPO)",
     ),
-    StageKind(
-        name="grpo",
-        makes="policy",
-        section=GRPOSection,
-        method="tether.runner.methods.sampling",
-        help="Raise the reward by comparing answers to one prompt, no critic (GRPO, DAPO)",
-        check="tether.runner.assembly.checks:check_online",
+    _sampling(
+        "reinforce",
+        ReinforceSection,
+        "Raise the reward with the plain policy gradient (REINFORCE, RLOO)",
     ),
-    StageKind(
-        name="reinforce",
-        makes="policy",
-        section=ReinforceSection,
-        method="tether.runner.methods.sampling",
-        help="Raise the reward with the plain policy gradient (REINFORCE, RLOO)",
-        check="tether.runner.assembly.checks:check_online",
+    _sampling(
+        "distill",
+        DistillSection,
+        "Learn from a teacher's opinion of each token of the policy's own answers",
     ),
-    StageKind(
-        name="distill",
-        makes="policy",
-        section=DistillSection,
-        method="tether.runner.methods.sampling",
-        help="Learn from a teacher's opinion of each token of the policy's own answers",
-        check="tether.runner.assembly.checks:check_online",
+    _sampling(
+        "best_of_n",
+        BestOfNSection,
+        "Imitate the best of many answers, again and again (RAFT)",
     ),
-    StageKind(
-        name="best_of_n",
-        makes="policy",
-        section=BestOfNSection,
-        method="tether.runner.methods.sampling",
-        help="Imitate the best of many answers, again and again (RAFT)",
-        check="tether.runner.assembly.checks:check_online",
-    ),
-    StageKind(
-        name="online_direct",
-        makes="policy",
-        section=OnlineDirectSection,
-        method="tether.runner.methods.sampling",
-        help="DPO on the policy's own answers, ordered by the reward",
-        check="tether.runner.assembly.checks:check_online",
+    _sampling(
+        "online_direct",
+        OnlineDirectSection,
+        "DPO on the policy's own answers, ordered by the reward",
     ),
     StageKind(
         name="rounds",

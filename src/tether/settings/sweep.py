@@ -6,12 +6,12 @@ import hashlib
 import json
 import math
 import re
-import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import product
 
 from tether.core.errors import ConfigError
 from tether.core.types import Entries, Json, JsonValue
+from tether.settings.reading import toml_value
 
 PER_RUN = ("run", "sweep", "track", "on", "learner", "budget")
 """Keys of the whole run, which a sweep cannot vary."""
@@ -139,21 +139,14 @@ def _values_of(raw: str) -> list[str]:
     begun = ""
     for part in raw.split(","):
         begun = f"{begun},{part}" if begun else part
-        if _is_toml(begun) or not re.match(r"""\s*[\[{"']""", begun):
+        if toml_value(begun) is not None or not re.match(r"""\s*[\[{"']""", begun):
             values.append(begun)
             begun = ""
     values += begun.split(",") if begun else []
     return [
-        text if not text or _is_toml(text) else json.dumps(text, ensure_ascii=False)
+        text if not text or toml_value(text) is not None else json.dumps(text, ensure_ascii=False)
         for text in map(str.strip, values)
     ]
-
-
-def _is_toml(text: str) -> bool:
-    try:
-        return tomllib.loads(f"v = {text}").keys() == {"v"}
-    except (ValueError, RecursionError):
-        return False
 
 
 def idle_override(table: Entries, overrides: Sequence[str]) -> str:

@@ -100,7 +100,7 @@ class BestOfN:
         first; never a failed score.
         """
         config = self.config
-        floor = -math.inf if self.config.threshold is None else self.config.threshold
+        floor = -math.inf if config.threshold is None else config.threshold
         penalised = penalised_scores(rollouts, scores, config.missing_stop_penalty)
         values = {
             i: value for i, value in enumerate(penalised) if value is not None and value >= floor
@@ -122,14 +122,12 @@ class BestOfN:
         over all responses, in nats.
         """
         config = self.config
-        size = self.config.samples_per_prompt
+        size = config.samples_per_prompt
         sequences = [self.encoder.sampled(r) for r in rollouts]
-        with_logprobs = all(r.logprobs for r in rollouts)
-        policy = (
-            [sum(r.logprobs) for r in rollouts]
-            if with_logprobs
-            else self._totals(self.policy, sequences)
-        )
+        if all(r.logprobs for r in rollouts):
+            policy = [sum(r.logprobs) for r in rollouts]
+        else:
+            policy = self._totals(self.policy, sequences)
         metrics = {
             **sample_metrics(rollouts, scores),
             "policy/entropy": -sum(policy) / sum(s.num_trained for s in sequences),
@@ -156,19 +154,21 @@ class BestOfN:
         """Several epochs of imitation; where nothing was selected, nothing moves."""
         if not selected:
             return {}
+        config = self.config
         sequences = [self.encoder.sampled(r) for r in selected]
         losses = []
         metrics = {}
-        for epoch in range(self.config.epochs):
-            order = epoch_order(len(sequences), self.config.seed + number, epoch)
-            for cut in split_evenly(order, self.config.minibatches):
+        for epoch in range(config.epochs):
+            order = epoch_order(len(sequences), config.seed + number, epoch)
+            for cut in split_evenly(order, config.minibatches):
                 losses.append(self._accumulate([sequences[i] for i in cut]))
                 metrics |= self.learner.step()
-        updates = {
+        return {
+            "policy/loss": statistics.fmean(losses),
+            **metrics,
             "policy/updates": len(losses),
-            "policy/updates_planned": self.config.epochs * self.config.minibatches,
+            "policy/updates_planned": config.epochs * config.minibatches,
         }
-        return {"policy/loss": statistics.fmean(losses), **metrics, **updates}
 
     def _accumulate(self, sequences: list[Encoded]) -> float:
         """Add the gradient of L = -(1/N) sum w log pi of one update, N its tokens (w = 1) or

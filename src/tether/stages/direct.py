@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 
@@ -26,31 +27,34 @@ from tether.data.prepare import (
     Ranking,
     Split,
     encoded_split,
+    num_pairs,
+    pair_counts,
     pairs_of,
     sequences_of,
 )
 from tether.evaluation.winrate import pairwise_accuracy, share_in_order
 from tether.models.trunk import Role
 from tether.settings.supervised import DirectConfig, PairLossConfig
-from tether.stages.learner.loop import plan_updates
 from tether.stages.learner.ranks import ALONE, Ranks
 from tether.stages.reference import Likelihoods
-from tether.stages.supervised import SupervisedLoop, Update, accumulate, heldout
+from tether.stages.supervised import Update, accumulate, go_through, heldout
 
 
+@dataclass(eq=False)
 class PairLoss:
     """The loss of some pairs: the one function behind pairs that were collected, sampled in a step,
     or sampled in a round.
     """
 
-    def __init__(self, config: PairLossConfig, likelihoods: Likelihoods) -> None:
-        if (likelihoods.reference is None) == config.needs_reference:
+    config: PairLossConfig
+    likelihoods: Likelihoods
+
+    def __post_init__(self) -> None:
+        needed = self.config.needs_reference
+        if (self.likelihoods.reference is None) == needed:
             raise ValueError(
-                f"loss {config.loss!r} "
-                f"{'needs a' if config.needs_reference else 'takes no'} reference",
+                f"loss {self.config.loss!r} {'needs a' if needed else 'takes no'} reference",
             )
-        self.config = config
-        self.likelihoods = likelihoods
 
     def __call__(self, rankings: Sequence[Ranking], num_pairs: int) -> tuple[Tensor, Tensor]:
         """The loss of these rankings' pairs over `num_pairs`, and the responses' rewards, detached.
@@ -100,14 +104,11 @@ class PairLoss:
         denominator: int,
     ) -> Tensor:
         config = self.config
-        beta = self.config.strength
+        beta = config.strength
+        smoothing = config.label_smoothing
         compared: dict[str, Callable[..., Tensor]] = {
-            "dpo": partial(losses.dpo_loss, beta=beta, label_smoothing=config.label_smoothing),
-            "robust": partial(
-                losses.robust_dpo_loss,
-                beta=beta,
-                label_smoothing=config.label_smoothing,
-            ),
+            "dpo": partial(losses.dpo_loss, beta=beta, label_smoothing=smoothing),
+            "robust": partial(losses.robust_dpo_loss, beta=beta, label_smoothing=smoothing),
             "ipo": partial(losses.ipo_loss, beta=beta),
             "simpo": partial(losses.simpo_loss, beta=beta, margin=config.margin),
             "orpo": losses.orpo_loss,
@@ -118,10 +119,9 @@ class PairLoss:
     def update(self, rankings: Sequence[Ranking]) -> Update[list[Ranking]]:
         """One update over all pairs of some prompts."""
         micros = self.likelihoods.micro_batches(rankings)
-        num_pairs = sum(len(r.chosen) for r in rankings)
         return Update(
             micros,
-            partial(self, num_pairs=num_pairs),
+            partial(self, num_pairs=num_pairs(rankings)),
             lambda rewards: preferred(*leads_of(micros, rewards)),
         )
 
@@ -199,25 +199,14 @@ class Direct:
     ) -> Json:
         """The same on pairs of token ids."""
         start = time.perf_counter()
-        config = self.config
         self.likelihoods.begin(
             sequences_of((*split.train, *split.test)),
             run.path / "reference.safetensors",
         )
-        plan = plan_updates(len(split.train), config.prompts_per_update, config.epochs, config.seed)
-        loop = SupervisedLoop(
-            objective=self,
-            split=split,
-            plan=plan,
-            config=config,
-            run=run,
-            progress=progress,
-        ).train()
+        loop = go_through(self, split, run, progress, self.config.prompts_per_update)
         return {
             **heldout(self, split.test),
-            "num_prompts": len(split.train),
-            "num_pairs": sum(len(r.chosen) for r in split.train),
-            "num_heldout_pairs": sum(len(r.chosen) for r in split.test),
+            **pair_counts(split),
             **loop.summary(start),
         }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import compress
 from typing import Unpack
 
@@ -15,6 +16,7 @@ REPLY = "reply"
 """The entry of a prompt's metadata that holds the reply of its row."""
 
 
+@dataclass(eq=False)
 class PartlyGiven:
     """Implements core.protocols.Engine: another engine answers a share of the prompts, and of the
     others the reply of the row is the answer.
@@ -22,11 +24,12 @@ class PartlyGiven:
     Which they are depends on the seed and on a prompt's place in the run alone.
     """
 
-    def __init__(self, engine: Engine, encoder: ChatEncoder, share: float) -> None:
-        self.engine = engine
-        self.encoder = encoder
-        self.share = share
-        self.policy_version = engine.policy_version
+    engine: Engine
+    encoder: ChatEncoder
+    share: float
+
+    def __post_init__(self) -> None:
+        self.policy_version = self.engine.policy_version
 
     def update_weights(self, version: int) -> None:
         """See core.protocols.Engine."""

@@ -211,15 +211,13 @@ class HeldOut:
         """
         key = _headline(columns)
         own = self.answers.sampling.temperature
-        rows = [
-            row
-            for row in read_jsonl(self.run.path / "heldout.jsonl")
-            if row["step"] == 0 and "entropy" in row
-        ]
-        start = {row.get("temperature", own): (row["entropy"], row["scores"][key]) for row in rows}
-        sharper = (
-            sharpening(start, (entropy, columns[key]), self.groups, own) if own in start else {}
-        )
+        start = {}
+        for row in read_jsonl(self.run.path / "heldout.jsonl"):
+            if row["step"] == 0 and "entropy" in row:
+                start[row.get("temperature", own)] = (row["entropy"], row["scores"][key])
+        if own not in start:
+            return {}
+        sharper = sharpening(start, (entropy, columns[key]), self.groups, own)
         return {f"sharpening/{name}": value for name, value in sharper.items()}
 
     def _keep(self, step: int, learner: LocalLearner) -> None:
@@ -229,11 +227,12 @@ class HeldOut:
         The older ones stay until the end: a run that goes on from a checkpoint before them may need
         any.
         """
-        for stale in complete_checkpoints(self.run.path / "best"):
+        folder = self.run.path / "best"
+        for stale in complete_checkpoints(folder):
             if int(stale.name.removeprefix("step-")) >= step:
                 remove(stale)
         tensors = {str(i): p for i, p in enumerate(learner.parameters)}
-        save_checkpoint(self.run.path / "best", step, tensors, {}, keep=1_000_000)
+        save_checkpoint(folder, step, tensors, {}, keep=1_000_000)
 
     def at(self, step: int, last: int) -> Metrics:
         """The measurement of a step, where one is due."""
@@ -332,20 +331,16 @@ class HeldOut:
         temperatures.
         """
         own = self.answers.sampling.temperature
-        others = self.run.decoded()
-        sides = [
-            {
-                own: scores,
-                **{
-                    temperature: rows[key]
-                    for (at, temperature), rows in others.items()
-                    if at == step
-                },
-            }
-            for step, scores in ((0, before), (end, after))
-        ]
-
-        return control(sides[0], sides[1], self.groups, own) if min(map(len, sides)) > 1 else {}
+        first = {own: before}
+        last = {own: after}
+        for (step, temperature), rows in self.run.decoded().items():
+            if step == 0:
+                first[temperature] = rows[key]
+            elif step == end:
+                last[temperature] = rows[key]
+        if len(first) == 1 or len(last) == 1:
+            return {}
+        return control(first, last, self.groups, own)
 
 
 def _headline(columns: Mapping[str, Scores]) -> str:

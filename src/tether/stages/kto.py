@@ -40,7 +40,7 @@ from tether.settings.supervised import KTOConfig
 from tether.stages.learner.loop import plan_updates
 from tether.stages.learner.ranks import ALONE, Ranks
 from tether.stages.reference import Likelihoods
-from tether.stages.supervised import SupervisedLoop, Update, heldout, measure
+from tether.stages.supervised import Update, go_through, heldout, measure
 
 RECOMMENDED_BALANCE = (1.0, 4 / 3)
 """Of λ_D n_D / λ_U n_U, by the paper's eq. 8."""
@@ -170,15 +170,7 @@ class KTO:
         )
         self.likelihoods.begin(self._responses(split, plan), run.path / "reference.safetensors")
         balance = self._settle_weights(split.train)
-        loop = SupervisedLoop(
-            objective=self,
-            split=split,
-            plan=plan,
-            config=config,
-            run=run,
-            watched=WATCHED,
-            progress=progress,
-        ).train()
+        loop = go_through(self, split, run, progress, plan, watched=WATCHED)
         return {
             **heldout(self, split.test),
             **balance,

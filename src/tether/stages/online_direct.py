@@ -167,15 +167,12 @@ class OnlineDirect:
         The KL is the mean log ratio of the pairs' responses: all samples where there are two a
         prompt, else the extremes alone.
         """
+        if not rankings:
+            return {"loss": math.nan, **self.learner.step()}
+        config = self.config
         update = self.pairs.update(rankings)
-        loss, rewards = accumulate(update, self.ranks, self.learner) if rankings else (math.nan, [])
-        metrics = {
-            "loss": loss,
-            **(update.metrics(rewards) if rankings else {}),
-            **self.learner.step(),
-        }
-        if rewards and self.config.needs_reference and not self.config.average:
-            metrics["kl/policy_reference_k1"] = (
-                statistics.fmean(chain(*rewards)) / self.config.strength
-            )
+        loss, rewards = accumulate(update, self.ranks, self.learner)
+        metrics = {"loss": loss, **update.metrics(rewards), **self.learner.step()}
+        if config.needs_reference and not config.average:
+            metrics["kl/policy_reference_k1"] = statistics.fmean(chain(*rewards)) / config.strength
         return metrics

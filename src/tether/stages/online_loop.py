@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from tether.core.budget import BUDGET, time_limit
 from tether.core.errors import DataError, RewardError
@@ -33,8 +33,6 @@ from tether.stages.learner.loop import draws_schedule, endless, go_on_within, re
 from tether.stages.rollouts import Experience, Step
 from tether.stages.token_numbers import token_rows
 from tether.stats import Trend, trend
-
-T = TypeVar("T")
 
 
 class SamplingStage(Protocol):
@@ -89,43 +87,43 @@ def train(
         DataError: there are no prompts.
         RewardError: the reward source fails too often; the last whole step is saved.
     """
+    folder = run.path
     config = stage.config
+    steps = config.steps
+    learner = stage.learner
     start = time.perf_counter()
     limit = time_limit()
-    ranks = stage.learner.ranks
+    ranks = learner.ranks
     if not prompts:
         raise DataError(f"{type(stage).__name__} needs at least one prompt")
 
     def finished() -> bool:
         return ranks.once(
             lambda: (
-                done >= config.steps
-                or stage.stopped
-                or (ended is not None and ended())
-                or limit.over()
+                done >= steps or stage.stopped or (ended is not None and ended()) or limit.over()
             ),
         )
 
     with (
-        Stopping(run.path) as stopping,
-        Checkpoints(run.path / "checkpoints", config.keep_checkpoints, ranks=ranks) as checkpoints,
+        Stopping(folder) as stopping,
+        Checkpoints(folder / "checkpoints", config.keep_checkpoints, ranks=ranks) as checkpoints,
     ):
         done = _resume(stage, run, checkpoints, monitor)
-        watchdog = Watchdog(run.path / "stacks.txt")
-        limit.begin(done, config.steps)
-        run.expect(config.steps)
+        watchdog = Watchdog(folder / "stacks.txt")
+        limit.begin(done, steps)
+        run.expect(steps)
         doing(progress, f"sampling for step {done + 1}")
         last = finished()
         while (stop := ranks.agreed(stopping.asked)) or not last:
             if stop:
                 _save(stage, run, checkpoints, done, monitor)
                 checkpoints.wait()
-                stopping.leave(done, config.steps, run.path, stop)
+                stopping.leave(done, steps, folder, stop)
             batch = step_prompts(prompts, stage, done)
             order_ahead(stage, prompts, done)
             rows: list[Prompt | Rollout] = [*batch]
             try:
-                with watchdog.step(), replayable(run, stage.learner, done + 1, rows):
+                with watchdog.step(), replayable(run, learner, done + 1, rows):
                     step = stage.step(batch, done)
                     rows[:] = step.rollouts
             except RewardError:
@@ -138,14 +136,15 @@ def train(
             if on_step is not None:
                 step.metrics.update(on_step(done, step.metrics))
             _record(stage, run, done, step, monitor)
-            drawn, last = draws_schedule(limit, stage.learner, done, run), finished()
+            drawn = draws_schedule(limit, learner, done, run)
+            last = finished()
             due = drawn or last or done % config.checkpoint_every == 0
             if due or ranks.once(lambda: stopping.to_save):
                 _save(stage, run, checkpoints, done, monitor)
             if progress:
-                progress(done, limit.drawn or config.steps, step.metrics)
+                progress(done, limit.drawn or steps, step.metrics)
     if config.ema_decay:
-        stage.learner.put(stage.learner.averages)
+        learner.put(learner.averages)
     history = run.metrics()
     return {**_summary(history), **stage.summary(history), "seconds": run.seconds(start)}
 
@@ -166,27 +165,27 @@ def _record(
         run.alarm(alarms)
         metrics["alarms"] = float(len(alarms))
     run.log(metrics, number)
-    places = _spread([*range(len(rollouts))], stage.config.sample_rows)
-    run.sample(
-        {
-            "step": number,
-            "prompt": rollouts[place].prompt.text,
-            "response": rollouts[place].transcript,
-            "proxy": scores[place].value,
-            "stop": rollouts[place].stop_reason.value,
-            **_of_episode(rollouts[place], scores[place]),
-        }
-        for place in places
-    )
+    # of different prompts where there are enough
+    count = stage.config.sample_rows
+    places = range(0, len(rollouts), max(1, len(rollouts) // count))[:count] if count else []
+    run.sample(_sample(number, rollouts[place], scores[place]) for place in places)
     if isinstance(stage, TokenStage):
         run.note_tokens(token_rows(stage.experience, stage.encoder, places, number))
 
 
-def _of_episode(rollout: Rollout, score: Score) -> Json:
-    """The reason why there is no score; the turns of an episode as messages, with the rewards of its
-    replies.
+def _sample(number: int, rollout: Rollout, score: Score) -> Json:
+    """A text of a step, or the reason why it has no score; the turns of an episode as messages, with
+    the rewards of its replies.
     """
-    row: Json = {"reason": score.reason} if score.reason else {}
+    row: Json = {
+        "step": number,
+        "prompt": rollout.prompt.text,
+        "response": rollout.transcript,
+        "proxy": score.value,
+        "stop": rollout.stop_reason.value,
+    }
+    if score.reason:
+        row["reason"] = score.reason
     if rollout.turns:
         row["turns"] = [turn.as_row() for turn in rollout.turns]
         replies = (turn for turn in row["turns"] if turn["role"] == "assistant")
@@ -269,13 +268,6 @@ def _resume(
     return values["step"]
 
 
-def _spread(rows: list[T], count: int) -> list[T]:
-    """`count` of the rows, from the first on in equal steps: of different prompts where there are
-    enough.
-    """
-    return rows[:: max(1, len(rows) // count)][:count] if count else []
-
-
 def _summary(history: Sequence[Facts]) -> Json:
     """Proxy score of the first and the last steps, KL of the last ones (see stats.trend), and what
     must stay zero.
@@ -284,7 +276,8 @@ def _summary(history: Sequence[Facts]) -> Json:
     def moved(key: str) -> Trend | None:
         return trend([row[key] for row in history if row.get(key) is not None])
 
-    proxy, kl = moved("reward/proxy"), moved("kl/policy_reference_k1")
+    proxy = moved("reward/proxy")
+    kl = moved("kl/policy_reference_k1")
     return {
         "steps": len(history),
         "proxy_first": proxy and proxy.first,

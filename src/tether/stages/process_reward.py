@@ -28,9 +28,8 @@ from tether.data.steps import Solution, StepEncoder, encode_solutions, step_stat
 from tether.evaluation.process import compare_with_chance
 from tether.models.trunk import Role
 from tether.settings.supervised import ProcessRewardConfig
-from tether.stages.learner.loop import plan_updates
 from tether.stages.learner.ranks import ALONE, Ranks
-from tether.stages.supervised import SupervisedLoop, Update, measure
+from tether.stages.supervised import Update, go_through, measure
 
 
 class ProcessRewardModeling:
@@ -52,13 +51,13 @@ class ProcessRewardModeling:
         self.role = role
         self.head = role.head
         self.ranks = ranks
-        columns = config.label_column, config.problem_column
         self.encoder = StepEncoder(
             encoder,
             config.delimiters,
             config.target,
             config.classes,
-            *columns,
+            config.label_column,
+            config.problem_column,
         )
 
     def update(self, solutions: Sequence[Solution]) -> Update[list[Solution]]:
@@ -71,7 +70,11 @@ class ProcessRewardModeling:
         def loss(micro: list[Solution]) -> tuple[Tensor, Tensor]:
             logits = self._logits(micro)
             targets, labelled = self._targets(micro)
-            right = (self._agree(logits.detach(), targets) & labelled).sum()
+            if self.config.classes == 2:
+                agree = (logits.detach() > 0) == (targets > 0.5)
+            else:
+                agree = logits.argmax(-1) == targets.argmax(-1)
+            right = (agree & labelled).sum()
             return step_cross_entropy(logits, targets, labelled, denominator=num_targets), right
 
         def metrics(right: list[list[float]]) -> Metrics:
@@ -158,27 +161,20 @@ class ProcessRewardModeling:
             DataError: no solution can be used for training.
         """
         start = time.perf_counter()
-        config = self.config
         train, calibration, test, skipped = self.prepare(rows)
-        plan = plan_updates(len(train), config.solutions_per_update, config.epochs, config.seed)
-        loop = SupervisedLoop(
-            objective=self,
-            split=Split(train, calibration, skipped),
-            plan=plan,
-            config=config,
-            run=run,
-            progress=progress,
-        ).train()
-        judged = calibration if any(s.judged for s in calibration) else train
-        return {
-            **({"heldout": self.report(test, judged, run)} if any(s.judged for s in test) else {}),
+        split = Split(train, calibration, skipped)
+        loop = go_through(self, split, run, progress, self.config.solutions_per_update)
+        summary: Json = {
             "num_train": len(train),
             "num_calibration": len(calibration),
             "num_heldout": len(test),
             "num_heldout_problems": len({s.group for s in test}),
             "skipped": skipped,
-            **loop.summary(start),
         }
+        if any(s.judged for s in test):
+            judged = calibration if any(s.judged for s in calibration) else train
+            summary["heldout"] = self.report(test, judged, run)
+        return {**summary, **loop.summary(start)}
 
     def prepare(
         self,
@@ -222,18 +218,11 @@ class ProcessRewardModeling:
 
     def _targets(self, solutions: Sequence[Solution]) -> tuple[Tensor, Tensor]:
         """The label of each step, and whether there is one."""
+        classes = self.config.classes
+        device = self.role.device
         flat = [target for s in solutions for target in s.targets]
-        labelled = torch.tensor([target is not None for target in flat], device=self.role.device)
-        targets = torch.tensor([target or 0.0 for target in flat], device=self.role.device)
-        return targets if self.config.classes == 2 else one_hot(
-            targets.long(),
-            self.config.classes,
-        ).float(), labelled
-
-    def _agree(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """True at each position whose likelier answer is the label."""
-        return (
-            (logits > 0) == (targets > 0.5)
-            if self.config.classes == 2
-            else logits.argmax(-1) == targets.argmax(-1)
-        )
+        labelled = torch.tensor([target is not None for target in flat], device=device)
+        targets = torch.tensor([target or 0.0 for target in flat], device=device)
+        if classes > 2:
+            targets = one_hot(targets.long(), classes).float()
+        return targets, labelled

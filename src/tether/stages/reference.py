@@ -84,7 +84,8 @@ class Likelihoods:
             )
             with durable(path) as unfinished:
                 save_file({"logprobs": values}, unfinished, metadata={MADE_OF: json.dumps(key)})
-        self.reference, self.table = None, dict(zip(distinct, values.tolist(), strict=True))
+        self.reference = None
+        self.table = dict(zip(distinct, values.tolist(), strict=True))
 
     def without_dropout(self) -> None:
         """Dropout would make policy and reference differ before anything was learned."""
@@ -104,24 +105,24 @@ class Likelihoods:
         than half a pass where they share a trunk.
         """
         role = self.reference
-        if role and role.model is self.policy.model and role.adapter == self.policy.adapter:
+        policy = self.policy
+        shared = role is not None and role.model is policy.model
+        if role and shared and role.adapter == policy.adapter:
             raise ValueError(
                 "the reference is the policy itself, which will change: precompute, "
                 "or give it weights of its own",
             )
         batch = make_batch(sequences, self.encoder.pad_id, document_tokens=self.document_tokens).to(
-            self.policy.device,
+            policy.device,
         )
-        common = self.policy.common(batch) if role and role.model is self.policy.model else None
-        logprobs = batch.scatter(self.policy.logprobs(batch, self.temperature, common)[0])
+        common = policy.common(batch) if shared else None
+        logprobs = batch.scatter(policy.logprobs(batch, self.temperature, common)[0])
         if self.table is not None:
             sums = logprobs.new_tensor([self.table[sequence] for sequence in sequences])
+        elif role is None:
+            sums = logprobs.new_zeros(len(sequences))
         else:
-            sums = (
-                logprobs.new_zeros(len(sequences))
-                if role is None
-                else _summed(role, batch, self.temperature, common)
-            )
+            sums = _summed(role, batch, self.temperature, common)
         return logprobs, batch.mask, sums
 
     @property

@@ -34,6 +34,8 @@ from tether.data.prepare import (
     encode_comparisons,
     encoded_split,
     limit_of,
+    num_pairs,
+    pair_counts,
     pairs_of,
     sequences_of,
 )
@@ -44,9 +46,8 @@ from tether.models.trunk import Role
 from tether.settings.reward import RewardConfig
 from tether.settings.rewards import Combine
 from tether.stages.frozen_layers import FrozenStates
-from tether.stages.learner.loop import plan_updates
 from tether.stages.learner.ranks import ALONE, Ranks
-from tether.stages.supervised import SupervisedLoop, Update
+from tether.stages.supervised import Update, go_through
 
 CENTERED = 32
 """Training prompts whose responses centre the scores."""
@@ -76,7 +77,7 @@ class RewardModeling:
         self.role = role
         self.encoder = encoder
         self.ranks = ranks
-        self.order_seed = config.seed if order_seed is None else order_seed
+        self.order_seed = order_seed
         self.frozen: FrozenStates | None = None
 
     def update(self, rankings: Sequence[Ranking]) -> Update[list[Ranking]]:
@@ -88,11 +89,14 @@ class RewardModeling:
         that of the ranking, and an empty micro-batch has the heads' overlap.
         """
         micros = self.micro_batches(rankings)
-        num_pairs = sum(len(r.chosen) for r in rankings)
+        count = num_pairs(rankings)
         weight = self.config.disentangle_length
-        slopes, overlap = (
-            (self._length_slopes(micros), self._overlap()) if weight else ({}, torch.zeros(()))
-        )
+        slopes: dict[tuple[int, ...], Tensor] = {}
+        overlap = torch.zeros(())
+        if weight:
+            slopes = self._length_slopes(micros)
+            quality, length = self.head.linear.weight
+            overlap = (quality @ length).abs()  # descended, the heads read different directions
 
         def loss(micro: list[Ranking]) -> tuple[Tensor, Tensor]:
             if not micro:
@@ -102,7 +106,7 @@ class RewardModeling:
             heads = self.heads(sequences)
             sides = to_device(torch.tensor([pairs.chosen, pairs.rejected]), heads.device)
             chosen, rejected = (heads.sum(-1)[side] for side in sides)
-            total = self._ranking_loss(chosen, rejected, pairs, num_pairs)
+            total = self._ranking_loss(chosen, rejected, pairs, count)
             if slopes:
                 total = total + _gradient_alone(
                     (heads * torch.stack([slopes[s.ids] for s in sequences])).sum(),
@@ -170,19 +174,14 @@ class RewardModeling:
         # equal texts weigh alike
         return {s.ids: slope for s, slope in zip(sequences, slopes.to(heads), strict=True)}
 
-    def _overlap(self) -> Tensor:
-        """|w_Q · w_L|: descended, the two heads read different directions."""
-        quality, length = self.head.linear.weight
-        return (quality @ length).abs()
-
     @torch.no_grad()
     def scores(self, rankings: Sequence[Ranking]) -> list[list[float]]:
         """The score of every response of every ranking."""
         scored: dict[tuple[int, ...], float] = {}
         for sequences in map(sequences_of, self.micro_batches(rankings)):
-            scored.update(
-                zip((s.ids for s in sequences), self.heads(sequences)[:, 0].tolist(), strict=True),
-            )
+            values = self.heads(sequences)[:, 0].tolist()
+            for sequence, value in zip(sequences, values, strict=True):
+                scored[sequence.ids] = value
         return [[scored[s.ids] for s in ranking.sequences] for ranking in rankings]
 
     def evaluate(self, rankings: Sequence[Ranking], num_ties: int = 0) -> Json:
@@ -249,35 +248,25 @@ class RewardModeling:
         """`train` on rows that are already encoded."""
         start = time.perf_counter()
         train = split.train
-        config = self.config.model_copy(update={"seed": self.order_seed})
-        plan = plan_updates(len(train), config.prompts_per_update, config.epochs, config.seed)
+        config = self.config
+        if self.order_seed is not None:
+            config = config.model_copy(update={"seed": self.order_seed})
         if config.keep_states_gb and self.frozen is None:
-            budget = config.micro_batch_tokens
-            gigabytes = config.keep_states_gb
             self.frozen = FrozenStates(
                 self.role,
                 sequences_of(train),
                 self.encoder.pad_id,
-                budget,
-                gigabytes,
+                config.micro_batch_tokens,
+                config.keep_states_gb,
             )
-        loop = SupervisedLoop(
-            objective=self,
-            split=split,
-            plan=plan,
-            config=config,
-            run=run,
-            progress=progress,
-        ).train()
+        loop = go_through(self, split, run, progress, config.prompts_per_update, config)
         if config.disentangle_length:
             self.role.head = self.head.only(0)
         self.center(train)
         return {
             **(heldout_summary(self.evaluate(split.test)) if split.test else {}),
             "heldout_ties": split.heldout_ties,
-            "num_prompts": len(train),
-            "num_pairs": sum(len(r.chosen) for r in train),
-            "num_heldout_pairs": sum(len(r.chosen) for r in split.test),
+            **pair_counts(split),
             **split.counts,
             **({"kept_states_gb": self.frozen.gigabytes} if self.frozen else {}),
             **loop.summary(start),
@@ -328,12 +317,11 @@ class RewardModeling:
 
     def heads(self, sequences: Sequence[Encoded]) -> Tensor:
         """(S, outputs) the score of quality, and while length is disentangled that of length."""
-        limit = self.role.document_tokens(self.config.micro_batch_tokens)
-        batch = make_batch(sequences, self.encoder.pad_id, document_tokens=limit).to(
-            self.role.device,
-        )
-        scores = self.role.scores(batch, self.frozen.of(sequences, batch) if self.frozen else None)
-        return scores.view(len(sequences), -1)
+        role = self.role
+        limit = role.document_tokens(self.config.micro_batch_tokens)
+        batch = make_batch(sequences, self.encoder.pad_id, document_tokens=limit).to(role.device)
+        states = self.frozen.of(sequences, batch) if self.frozen else None
+        return role.scores(batch, states).view(len(sequences), -1)
 
 
 def heldout_summary(evaluation: Json) -> Json:
@@ -423,16 +411,14 @@ def evaluate_members(
     rows = table.tolist()
     together = combine_members(table).tolist()
 
-    def accuracy(scores: Sequence[float]) -> Json:
+    def accuracy(scores: Sequence[float]) -> Mapping[str, object]:
         chosen, rejected = ([scores[i] for i in side] for side in (pairs.chosen, pairs.rejected))
-        return {
-            **pairwise_accuracy(
-                chosen,
-                rejected,
-                pairs.groups,
-                probabilities=pairs.probability,
-            ).as_dict(),
-        }
+        return pairwise_accuracy(
+            chosen,
+            rejected,
+            pairs.groups,
+            probabilities=pairs.probability,
+        ).as_dict()
 
     pearson = [correlation(a, b)["pearson"] for a, b in combinations(rows, 2)]
     return {

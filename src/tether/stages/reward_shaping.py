@@ -39,7 +39,8 @@ class RewardShaping:
     """
 
     def __init__(self, config: PolicyConfig, value_head: ScalarHead | None) -> None:
-        self.config, self.value_head = config, value_head if config.value_init == "reward" else None
+        self.config = config
+        self.value_head = value_head if config.value_init == "reward" else None
         self.copied_units = (
             None
             if self.value_head is None

@@ -133,10 +133,7 @@ def silent(config: SampledConfig, scores: Sequence[Score]) -> list[bool]:
     """For each response, whether all samples of its prompt score the same, so that a group baseline
     learns nothing from it.
     """
-    values = torch.tensor(
-        [0.0 if s.value is None else s.value for s in scores],
-        dtype=torch.float64,
-    )
+    values = torch.tensor([s.value or 0.0 for s in scores], dtype=torch.float64)
     scored = torch.tensor([s.value is not None for s in scores])
     return zero_signal(values, group_numbers(config, len(scores)), scored).tolist()
 
@@ -199,7 +196,8 @@ class Experience:
         taught: Sequence[bool] | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
-        self.rollouts, self.scores = list(rollouts), list(scores)
+        self.rollouts = list(rollouts)
+        self.scores = list(scores)
         self.ranks = ranks
         sequences = [encoder.sampled(r) for r in rollouts]
         cuts: Cuts = []
@@ -230,11 +228,16 @@ class Experience:
             torch.zeros_like(self.lengths, dtype=torch.bool) for _ in range(2)
         )
         zeros = partial(torch.zeros, self.mask.shape, device=device)
-        self.logprobs, self.reference_logprobs = zeros(), zeros()
-        self.values, self.entropy = zeros(), zeros()
-        self.teacher_logprobs, self.divergence = zeros(), zeros()
-        self.rewards, self.weights = zeros(), zeros()
-        self.advantages, self.returns = zeros(), zeros()
+        self.logprobs = zeros()
+        self.reference_logprobs = zeros()
+        self.values = zeros()
+        self.entropy = zeros()
+        self.teacher_logprobs = zeros()
+        self.divergence = zeros()
+        self.rewards = zeros()
+        self.weights = zeros()
+        self.advantages = zeros()
+        self.returns = zeros()
         drawn = [torch.tensor(r.logprobs or (0.0,) * r.num_written) for r in rollouts]
         self.rollout_logprobs = to_device(pad_sequence(drawn, batch_first=True), device)
 
@@ -336,19 +339,19 @@ def deal(counts: Sequence[bool], group_size: int, parts: int, seed: str) -> Cuts
     groups than minibatches, single sequences are dealt. With fewer sequences that count than
     `parts` some minibatches hold none of them.
     """
-    groups = [
-        range(start, min(start + group_size, len(counts)))
-        for start in range(0, len(counts), group_size)
-    ]
-    if sum(any(counts[i] for i in group) for group in groups) < parts:
-        groups = [range(i, i + 1) for i in range(len(counts))]
+    every = range(len(counts))
+
+    def counted(places: Sequence[int]) -> int:
+        return sum(counts[i] for i in places)
+
+    groups = [every[start : start + group_size] for start in every[::group_size]]
+    if sum(map(bool, map(counted, groups))) < parts:
+        groups = [every[i : i + 1] for i in every]
     random.Random(seed).shuffle(groups)
     minibatches: Cuts = [[] for _ in range(parts)]
-    sizes = [0] * parts
-    for group in sorted(groups, key=lambda group: -sum(counts[i] for i in group)):
-        lightest = min(range(parts), key=lambda part: (sizes[part], len(minibatches[part]), part))
-        minibatches[lightest] += group
-        sizes[lightest] += sum(counts[i] for i in group)
+    for group in sorted(groups, key=counted, reverse=True):
+        lightest = min(minibatches, key=lambda part: (counted(part), len(part)))
+        lightest += group
     return [sorted(minibatch) for minibatch in minibatches if minibatch]
 
 

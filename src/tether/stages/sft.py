@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -21,9 +22,10 @@ from tether.models.trunk import Role
 from tether.settings.supervised import SFTConfig
 from tether.stages.learner.loop import plan_updates
 from tether.stages.learner.ranks import ALONE, Ranks
-from tether.stages.supervised import SupervisedLoop, Update, evaluating
+from tether.stages.supervised import Update, evaluating, go_through
 
 
+@dataclass(eq=False)
 class SFT:
     """Fine-tunes a role on demonstrations.
 
@@ -31,20 +33,13 @@ class SFT:
     the last ones).
     """
 
+    config: SFTConfig
+    role: Role
+    encoder: ChatEncoder
+    ranks: Ranks = ALONE
     dropout = True
 
-    def __init__(
-        self,
-        config: SFTConfig,
-        role: Role,
-        encoder: ChatEncoder,
-        *,
-        ranks: Ranks = ALONE,
-    ) -> None:
-        self.config = config
-        self.role = role
-        self.encoder = encoder
-        self.ranks = ranks
+    def __post_init__(self) -> None:
         self.heldout: Sequence[Encoded] = ()
         """The conversations that `train` holds out."""
 
@@ -83,7 +78,7 @@ class SFT:
     def batches(self, conversations: Sequence[Encoded]) -> Iterator[TokenBatch]:
         """Micro-batches: packed rows of bounded length, or one row a conversation."""
         config = self.config
-        packing = self.config.packing and self.role.independence.packing
+        packing = config.packing and self.role.independence.packing
         limit = self.role.document_tokens(config.row_tokens) if packing else 0
         documents = documents_of(conversations, limit)
         lengths = [document_length([conversations[i] for i in document]) for document in documents]
@@ -117,14 +112,7 @@ class SFT:
         self.heldout = split.test
         before = self.evaluate(split.test)["loss"] if split.test else None
         every = {"evaluate_every": config.evaluate_every or len(plan) // config.epochs}
-        loop = SupervisedLoop(
-            objective=self,
-            split=split,
-            plan=plan,
-            config=config.model_copy(update=every),
-            run=run,
-            progress=progress,
-        ).train()
+        loop = go_through(self, split, run, progress, plan, config.model_copy(update=every))
         return {
             **loop.summary(start),
             "eval_loss": loop.best_loss if split.test else None,

@@ -29,7 +29,7 @@ from tether.models.trunk import Role
 from tether.settings.learner import SupervisedConfig
 from tether.stages.learner.checkpoint import Checkpoints, numbered, unnumbered
 from tether.stages.learner.local import LocalLearner
-from tether.stages.learner.loop import draws_schedule, go_on_within, replayable
+from tether.stages.learner.loop import draws_schedule, go_on_within, plan_updates, replayable
 from tether.stages.learner.ranks import Ranks
 
 HEADLINE = "loss", "accuracy"
@@ -67,6 +67,8 @@ class Objective(Protocol[Row_contra]):
     dropout: bool
     ranks: Ranks
 
+    @property
+    def config(self) -> SupervisedConfig: ...
     def update(self, rows: Sequence[Row_contra], /) -> Update[Any]: ...
     def evaluate(self, rows: Sequence[Row_contra], /) -> Facts: ...
 
@@ -145,6 +147,35 @@ def headline(
     }
 
 
+def go_through(
+    objective: Objective[Row],
+    split: Split[Row],
+    run: RunDirectory,
+    progress: Progress | None,
+    plan: list[list[int]] | int,
+    config: SupervisedConfig | None = None,
+    watched: Sequence[str] = HEADLINE,
+) -> SupervisedLoop:
+    """The loop of an objective, once it has ended.
+
+    Args:
+        plan: see SupervisedLoop, as for `watched`; a number: rows of each update, in epochs.
+        config: in place of the objective's own.
+    """
+    own = config or objective.config
+    if isinstance(plan, int):
+        plan = plan_updates(len(split.train), plan, own.epochs, own.seed)
+    return SupervisedLoop(
+        objective=objective,
+        split=split,
+        plan=plan,
+        config=own,
+        run=run,
+        watched=watched,
+        progress=progress,
+    ).train()
+
+
 @dataclass(kw_only=True)
 class SupervisedLoop:
     """Trains an objective, evaluates, keeps the weights that were best on held-out rows, and can be
@@ -199,24 +230,24 @@ class SupervisedLoop:
             TrainingError: too many updates had a loss or a gradient that was not finite.
             Interrupted: a signal came; the update in hand is finished and saved.
         """
+        every = self.every
         objective = self.objective
         plan = self.plan
         rows = self.split.train
+        run = self.run
+        folder = run.path
+        keep = self.config.keep_checkpoints
         limit = time_limit()
         ranks = objective.ranks
         objective.role.train_mode(objective.dropout)
         with (
-            Stopping(self.run.path) as stopping,
-            Checkpoints(
-                self.run.path / "checkpoints",
-                self.config.keep_checkpoints,
-                ranks=ranks,
-            ) as saved,
+            Stopping(folder) as stopping,
+            Checkpoints(folder / "checkpoints", keep, ranks=ranks) as saved,
         ):
             number = self._resume(saved)
-            watchdog = Watchdog(self.run.path / "stacks.txt")
+            watchdog = Watchdog(folder / "stacks.txt")
             limit.begin(number, len(plan))
-            self.run.expect(len(plan))
+            run.expect(len(plan))
             doing(self.progress, f"update {number + 1}")
             while (stop := ranks.agreed(stopping.asked)) or (
                 number < len(plan) and not ranks.once(limit.over)
@@ -224,23 +255,23 @@ class SupervisedLoop:
                 if stop:
                     self._save(saved, number)
                     saved.wait()
-                    stopping.leave(number, len(plan), self.run.path, stop)
+                    stopping.leave(number, len(plan), folder, stop)
                 began = time.perf_counter()
                 chosen = [rows[i] for i in plan[number]]
                 with watchdog.step("update"):
                     metrics = self._update(chosen, number)
                 number, last = number + 1, number + 1 == len(plan)
-                due = self.every and (last or number % self.every == 0)
+                due = every and (last or number % every == 0)
                 evaluated = self._evaluated() if due else {}
                 metrics |= {**evaluated, "time/step": time.perf_counter() - began}
                 if "loss" in metrics and "skipped_updates" not in metrics:
                     self.losses.append(metrics["loss"])
-                    self.run.log(metrics, number)
+                    run.log(metrics, number)
                 elif evaluated:  # an update that was left out has no loss
-                    self.run.log(evaluated, number)
+                    run.log(evaluated, number)
                 # reading held-out rows takes no longer than to learn from as many
                 limit.reserve = (1 + self.tail) * (limit.pace.step or metrics["time/step"])
-                drawn = draws_schedule(limit, self.learner, number, self.run)
+                drawn = draws_schedule(limit, self.learner, number, run)
                 due = drawn or last or number % self.config.checkpoint_every == 0
                 if due or ranks.once(lambda: stopping.to_save):
                     self._save(saved, number)
@@ -250,13 +281,13 @@ class SupervisedLoop:
             if number < len(plan):  # time has ended it: saved as it goes on, evaluated as it ends
                 self._save(saved, number)
                 saved.wait()
-                if self.every and number % self.every:
+                if every and number % every:
                     self._evaluated()
         if not self.losses:
             raise TrainingError(
                 f"no update could be made: {self.learner.fault or 'there are no rows'}",
             )
-        if self.every and not self.best:
+        if every and not self.best:
             raise TrainingError(
                 "eval_loss was never finite: what was learned is of no use. Lower "
                 "optimizer.learning_rate, in another run directory.",
@@ -288,13 +319,14 @@ class SupervisedLoop:
         return metrics
 
     def _save(self, saved: Checkpoints, number: int) -> None:
-        tensors, values = self.learner.state()
+        tensors, counts = self.learner.state()
         values = {
-            **values,
+            **counts,
             "best_value": self.best_loss if self.best else None,
             "best_update": self.best_update,
+            "records": note_records(self.run),
+            BUDGET: time_limit().state(),
         }
-        values |= {"records": note_records(self.run), BUDGET: time_limit().state()}
         best = [self.learner.distributed(place, part) for place, part in enumerate(self.best)]
         saved.save(number, {**tensors, **numbered("best", best)}, values)
 
@@ -303,23 +335,26 @@ class SupervisedLoop:
         self.best: list[Tensor] = []
         self.best_loss = math.inf
         self.best_update = -1
-        checkpoint = saved.latest(self.learner.parameters)
+        run = self.run
+        learner = self.learner
+        checkpoint = saved.latest(learner.parameters)
         updates = 0
         if checkpoint is not None:
             tensors, values = checkpoint
-            self.learner.load_state(tensors, values)
-            go_on_within(time_limit(), self.learner, values, self.run)
+            learner.load_state(tensors, values)
+            go_on_within(time_limit(), learner, values, run)
             whole = unnumbered("best", tensors)
             updates = values["updates"]
             self.best = [
                 cut(tensor, parameter)
-                for tensor, parameter in zip(whole, self.learner.parameters, strict=False)
+                for tensor, parameter in zip(whole, learner.parameters, strict=False)
             ]
             if self.best:
-                self.best_loss, self.best_update = values["best_value"], values["best_update"]
-            report_changes(self.run, values.get("records"), updates)
+                self.best_loss = values["best_value"]
+                self.best_update = values["best_update"]
+            report_changes(run, values.get("records"), updates)
         else:
-            report_beginning(self.run)
-        self.run.truncate(updates)
-        self.losses: list[float] = [row["loss"] for row in self.run.metrics() if "loss" in row]
+            report_beginning(run)
+        run.truncate(updates)
+        self.losses: list[float] = [row["loss"] for row in run.metrics() if "loss" in row]
         return updates

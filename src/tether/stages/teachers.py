@@ -66,10 +66,11 @@ class ModelTeacher:
     @torch.no_grad()
     def view(self, read: Read, temperature: float) -> TeacherView:
         """Its states at the counted tokens, in the order of the batch."""
-        head = self.role.unembedding(temperature)
+        role = self.role
+        head = role.unembedding(temperature)
         batch = read.batch
         if self.reads is None:
-            states = self.role.hidden(batch, read.common if self.shares else None)
+            states = role.hidden(batch, read.common if self.shares else None)
             return TeacherView(states[batch.predict], head, self.weight)
         own = make_batch(
             [
@@ -77,9 +78,9 @@ class ModelTeacher:
                 for rollout in read.rollouts
             ],
             self.encoder.pad_id,
-            document_tokens=self.role.document_tokens(self.micro_batch_tokens),
+            document_tokens=role.document_tokens(self.micro_batch_tokens),
         ).to(batch.ids.device)
-        states = self.role.hidden(own)[own.predict]
+        states = role.hidden(own)[own.predict]
         return TeacherView(states[_places(own, batch)], head, self.weight)
 
     @torch.no_grad()

@@ -31,7 +31,8 @@ class Tethered:
         if not math.isfinite(observed):  # of a step whose update was left out
             return
         if kl.mode == "adaptive":
-            before, bounds = self.kl_coefficient, self.kl_bounds
+            before = self.kl_coefficient
+            bounds = self.kl_bounds
             self.kl_coefficient = divergences.adapt_kl_coefficient(
                 before,
                 observed,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import torch
 
@@ -63,5 +64,8 @@ def token_rows(
 def pieces(encoder: ChatEncoder, ids: Sequence[int]) -> list[str]:
     """The text of each token as it is within its response, stop tokens included."""
     decode = encoder.tokenizer.decode
-    whole = [decode([*ids[max(0, at - 1) : at + 1]]) for at in range(len(ids))]
-    return [text[len(decode([ids[at - 1]])) :] if at else text for at, text in enumerate(whole)]
+    texts = [decode([*ids[:1]])] if ids else []
+    for before, token in pairwise(ids):
+        both = decode([before, token])
+        texts.append(both[len(decode([before])) :])
+    return texts

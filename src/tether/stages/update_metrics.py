@@ -41,7 +41,8 @@ class UpdateMetrics:
         """
         high = max(numbers.pop("policy/ratio_max") for numbers in measured)
         low = min(numbers.pop("policy/ratio_min") for numbers in measured)
-        self.ratio_max, self.ratio_min = max(self.ratio_max, high), min(self.ratio_min, low)
+        self.ratio_max = max(self.ratio_max, high)
+        self.ratio_min = min(self.ratio_min, low)
         if not self.passes:
             self.first_deviation = max(high - 1, 1 - low)
         for numbers in measured:
@@ -49,7 +50,8 @@ class UpdateMetrics:
                 self.totals[key] += value
         self.last |= stepped
         self.made += stepped["grad_norm"] != 0
-        self.passes, self.epochs = self.passes + 1, epoch + 1
+        self.passes = self.passes + 1
+        self.epochs = epoch + 1
 
     def means(self) -> Metrics:
         """The metrics of all minibatches.

@@ -18,8 +18,8 @@ from tether.models.trunk import GROUPED, Role
 from tether.rollout.decoding import TreeDecoder
 from tether.rollout.sampling import sample_tokens
 from tether.runner.planning.devices import gpu
-from tether.runner.planning.engine_shapes import prefill_bytes, sampler_bytes
 from tether.runner.planning.plan import SHAPES, plan
+from tether.runner.planning.shaped_model import prefill_bytes, sampler_bytes
 from tether.settings.model import LoraConfig
 from tether.settings.reading import build
 from tether.settings.recipe import Recipe

@@ -22,7 +22,7 @@ from tether.core.errors import ConfigError
 from tether.core.protocols import Monitor
 from tether.core.rundir import RunDirectory
 from tether.core.types import Prompt, Rollout, Sampling, Score, StopReason, user
-from tether.runner.assembly.guard import Guard
+from tether.runner.methods.sampling import Guard
 from tether.settings.reading import build
 from tether.settings.sampling import PPOSection
 from tether.settings.watch import WatchConfig

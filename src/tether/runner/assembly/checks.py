@@ -13,13 +13,7 @@ from typing import Any
 
 import torch
 
-from tether.core.errors import (
-    ConfigError,
-    DataError,
-    ModelError,
-    RewardError,
-    require,
-)
+from tether.core.errors import ConfigError, DataError, ModelError, RewardError, require
 from tether.core.types import Problem, Prompt
 from tether.data.calls import Calls
 from tether.data.sources import Quarantine

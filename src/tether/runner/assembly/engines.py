@@ -98,6 +98,7 @@ def served_engine(
         ConfigError: vLLM's Python is not there, or the policy is what servers cannot take.
         ModelError, RunError: see ServedEngine.
     """
+    device_type = policy.device.type
     config = section.engine
     lora = section.lora
     root = folder / "engine"
@@ -130,16 +131,16 @@ def served_engine(
             rows = "--rows", str(section.engine_rows)
             alone = ("--alone",) if torch.are_deterministic_algorithms_enabled() else ()
             return sys.executable, "-m", "tether", "engine", *where, *rows, *alone
-        beside = placement.beside_learner(policy.device.type)
+        beside = placement.beside_learner(device_type)
         return _vllm_command(host, where, section, policy, beside=beside, combined=combined)
 
     threads = 0
     at_once = len(config.names) + (ahead > 0)
-    if policy.device.type == "cpu" and at_once > 1:  # else they would wait for each other's threads
+    if device_type == "cpu" and at_once > 1:  # else they would wait for each other's threads
         threads = max(1, torch.get_num_threads() // at_once)
     if threads and ahead:
         torch.set_num_threads(threads)
-    servers = placement.servers_for(config, command, root, threads, policy.device.type)
+    servers = placement.servers_for(config, command, root, threads, device_type)
     return ServedEngine(
         policy,
         encoder_of(loaded),
@@ -193,9 +194,10 @@ def _note_rounded(policy: Role, loaded: LoadedModel) -> None:
     """Note how much of what layers carry beside their weights reaches servers that hold rounded
     weights alone.
     """
-    if not any(carriers(policy.model)):
+    model = policy.model
+    if not any(carriers(model)):
         return
-    share = rounding_of(policy.model, factors_of(policy.model), policy.model.dtype).share
+    share = rounding_of(model, factors_of(model), model.dtype).share
     loaded.note(
         f"vLLM samples from rounded weights, which hold {share or 1.0:.0%} of what fine-tuning's "
         "adapter changed; the learner computes with all of it. An adapter (lora) and servers that "

@@ -80,9 +80,14 @@ class Placement:
         have the first ones.
         """
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", self.ranks))
+        gpus = visible_gpus()
+        if ranks > 1:
+            return gpus[ranks:]
         device = pick_device(self.device)
-        own = range(ranks) if ranks > 1 else [device.index or 0] if device.type == "cuda" else []
-        return [gpu for number, gpu in enumerate(visible_gpus()) if number not in own]
+        if device.type != "cuda":
+            return gpus
+        own = device.index or 0
+        return gpus[:own] + gpus[own + 1 :]
 
     def beside_learner(self, device: str) -> bool:
         """True if a server that is started has to share memory with the learner."""
@@ -137,13 +142,14 @@ def submit(on: str, run: Path, ranks: int, device: str, command: Sequence[str]) 
     if kind == "slurm":
         from tether.scale.clusters.slurm import submit_job
 
-        # which torchrun's ranks would refuse
-        there = ["on=local", *(["learner.restarts=0"] if ranks > 1 else [])]
-        return submit_job(run, [*command, *there], rest, ranks)
+        there = [*command, "on=local"]
+        if ranks > 1:
+            there.append("learner.restarts=0")  # which torchrun's ranks would refuse
+        return submit_job(run, there, rest, ranks)
     ray = _ray()
     # this machine may have no GPU where the cluster has some
     on_gpu = device.startswith("cuda") or (device == "auto" and ray.has_gpus(on))
-    needs = {"GPU": 1.0} if on_gpu else {"CPU": 1.0}
+    needs = {"GPU" if on_gpu else "CPU": 1.0}
 
     def write(text: bytes) -> None:
         sys.stdout.buffer.write(text)

@@ -33,12 +33,7 @@ from tether.runner.assembly.roles import (
 )
 from tether.runner.assembly.teachers import attach_teachers, teachers_of
 from tether.settings.model import ModelConfig
-from tether.settings.sampling import (
-    BestOfNSection,
-    OnlineSection,
-    PolicySection,
-    SamplingSection,
-)
+from tether.settings.sampling import BestOfNSection, OnlineSection, PolicySection, SamplingSection
 from tether.stages.best_of_n import BestOfN
 from tether.stages.given_answers import REPLY
 from tether.stages.learner.ranks import ALONE, FirstEngine, Ranks, shared
@@ -160,7 +155,9 @@ def engine_on_servers(
         probe_ids(encoder_of(loaded)),
         padded=job.settings.engine.kind == "vllm",
     )
-    expected, engine, generate = probe(), None, None
+    expected = probe()
+    engine = None
+    generate = None
     if ranks.first:
         place = Placement(job.on, job.model.device, ranks.size)
         servers = served_engine(

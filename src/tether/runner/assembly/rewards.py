@@ -81,6 +81,7 @@ def taught(parts: RewardParts) -> RewardSource:
 
 def learned(parts: RewardParts) -> RewardSource:
     """The reward by a trained model of whole responses: one, an ensemble, or one an objective."""
+    roles = parts.roles
     assert parts.folder is not None and parts.encoder is not None
     section = parts.section
     folder = parts.folder
@@ -90,14 +91,14 @@ def learned(parts: RewardParts) -> RewardSource:
     for fault in objective_faults("a stage that samples", section.objectives, names):
         raise ConfigError(fault)
     if section.objectives is not None:
-        rows = zip(read_json(folder / OBJECTIVES)["members"], parts.roles, strict=True)
+        rows = zip(read_json(folder / OBJECTIVES)["members"], roles, strict=True)
         trained = {row["name"]: (role, row["mean"], row["deviation"]) for row, role in rows}
         return ObjectivesReward(section.objectives, trained, encoder)
-    if len(parts.roles) == 1:
-        source = LearnedReward(parts.roles[0], encoder, per_token=per_token)
+    if len(roles) == 1:
+        source = LearnedReward(roles[0], encoder, per_token=per_token)
     else:
         source = EnsembleReward(
-            parts.roles,
+            roles,
             encoder,
             section.reward_combine,
             section.uncertainty_weight,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -14,7 +13,7 @@ from tether.core.errors import MissingFileError, ModelError
 from tether.core.keeping import temporary_folder
 from tether.core.once import once
 from tether.core.protocols import now_doing
-from tether.core.rundir import ROUNDS, read_note, stage_folder
+from tether.core.rundir import ROUNDS, read_if_there, stage_folder
 from tether.core.types import Facts
 from tether.data.chat import ChatEncoder
 from tether.models.heads import ScalarHead
@@ -47,41 +46,17 @@ from tether.runner.assembly.models import open_model
 from tether.settings.model import TINY, ModelConfig
 from tether.settings.policy import PolicyConfig
 from tether.settings.reading import build
+from tether.settings.reward import RewardSection
+from tether.settings.sampling import SamplingSection
 from tether.settings.section import Lora
 from tether.settings.stages import STAGES, making
+from tether.settings.supervised import ProcessSection
 
 logger = logging.getLogger(__name__)
 MEMBER_STRIDE = 1000
 """Between the seeds of an ensemble's members, so that ensembles of neighbouring seeds have none in
 common.
 """
-
-
-class Adapted(Protocol):
-    """A section of a stage that trains an adapter or a whole model."""
-
-    @property
-    def lora(self) -> Lora: ...
-
-
-class ScoringSection(Adapted, Protocol):
-    """A section whose stage trains a model that scores."""
-
-    @property
-    def head_dropout(self) -> float: ...
-    @property
-    def outputs(self) -> int: ...
-
-
-class SampledSection(Adapted, Protocol):
-    """A section whose stage samples."""
-
-    @property
-    def roles(self) -> Literal["shared", "separate"]: ...
-    @property
-    def offload(self) -> bool: ...
-    @property
-    def needs_reference(self) -> bool: ...
 
 
 def encoder_of(loaded: LoadedModel) -> ChatEncoder:
@@ -161,7 +136,7 @@ def whole(role: Role, loaded: LoadedModel, seed: int = 0) -> Role:
 
 def reward_role(
     loaded: LoadedModel,
-    section: ScoringSection,
+    section: RewardSection | ProcessSection,
     seed: int,
     member: int | None = None,
     *,
@@ -249,19 +224,11 @@ def scorer_folders(folder: Path | None) -> dict[str, Path]:
     }
 
 
-def frozen_model(
-    settings: ModelConfig,
-    seed: int,
-    offload: bool,
-    mesh: DeviceMesh | None = None,
-) -> Any:
-    """A model that will not be trained."""
-    if not offload:
-        return open_model(settings, seed=seed, mesh=mesh).model
-    return keep_on_host(
-        open_model(settings, seed=seed, on_host=True).model,
-        pick_device(settings.device),
-    )
+def frozen_role(loaded: LoadedModel, seed: int, offload: bool) -> Role:
+    """A model of its own that stays what the policy starts from."""
+    settings = loaded.config
+    own = open_model(settings, seed=seed, on_host=offload, mesh=loaded.mesh)
+    return Role(keep_on_host(own.model, pick_device(settings.device)) if offload else own.model)
 
 
 def load_scorer(
@@ -354,7 +321,7 @@ def is_scorer(folder: Path) -> bool:
 
 def objective_names(folder: Path) -> list[str]:
     """Those that a finished reward stage has trained into `folder`."""
-    return [row["name"] for row in read_note(folder / OBJECTIVES).get("members", ())]
+    return [row["name"] for row in read_if_there(folder / OBJECTIVES).get("members", ())]
 
 
 def newest_policy(folder: Path) -> Path | None:
@@ -377,7 +344,7 @@ def newest_policy(folder: Path) -> Path | None:
 
 def _start_order(stage: Path) -> tuple[str, int]:
     """For ordering: the time at which a stage began, and its place in a recipe."""
-    began = read_note(stage / "manifest.json").get("started", "")
+    began = read_if_there(stage / "manifest.json").get("started", "")
     return began, list(STAGES).index(stage.name)
 
 
@@ -459,11 +426,6 @@ def _settings(
     return build(ModelConfig, values, where="model")
 
 
-def start_role(section: SampledSection, loaded: LoadedModel, seed: int) -> Role:
-    """A model of its own that stays what the policy starts from."""
-    return Role(frozen_model(loaded.config, seed, section.offload, loaded.mesh))
-
-
 Roles = tuple[Role, Role | None, Role | None, tuple[Role, ...]]
 """Policy, reference, value, and what scores: nothing, one reward model, or the members of an
 ensemble.
@@ -471,7 +433,7 @@ ensemble.
 
 
 def sampling_roles(
-    section: SampledSection,
+    section: SamplingSection,
     loaded: LoadedModel,
     reward_folder: Path | None,
     seed: int,
@@ -501,7 +463,7 @@ def sampling_roles(
 
 
 def _separate_roles(
-    section: SampledSection,
+    section: SamplingSection,
     loaded: LoadedModel,
     reward_folder: Path | None,
     seed: int,
@@ -512,7 +474,7 @@ def _separate_roles(
     reference = value = None
     reward: tuple[Role, ...] = ()
     if section.needs_reference:
-        reference = start_role(section, loaded, seed)
+        reference = frozen_role(loaded, seed, section.offload)
     if reward_folder is not None:
         reward, _ = load_scorer(reward_folder, settings, section.offload, mesh)
     if start == "reward" and reward_folder is not None:
@@ -523,6 +485,6 @@ def _separate_roles(
     return new_role(loaded, "policy", section.lora, seed=seed), reference, value, reward
 
 
-def value_of(section: SampledSection) -> str | None:
+def value_of(section: SamplingSection) -> str | None:
     """Start of a learned value; None if no value is learned."""
     return section.value_init if isinstance(section, PolicyConfig) and section.critic else None

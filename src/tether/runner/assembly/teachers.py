@@ -22,10 +22,10 @@ from tether.runner.assembly.roles import (
     attach,
     encoder_at_hand,
     encoder_of,
+    frozen_role,
     load_policy,
     new_role,
     newest_policy,
-    start_role,
 )
 from tether.settings.model import TINY, ModelConfig
 from tether.settings.sampling import PolicySection, SamplingSection
@@ -173,14 +173,15 @@ def _model(
     seed: int,
 ) -> tuple[Role, ChatEncoder]:
     """A teacher's role, and the encoder with which it reads prompts."""
+    source = config.model
     if place in adapters:
         return Role(loaded.model, adapters[place]), encoder_of(loaded)
-    if config.model == START:
-        return start_role(section, loaded, seed), encoder_of(loaded)
-    assert config.model is not None
-    role, own = load_policy(config.model, loaded.config, seed)
+    if source == START:
+        return frozen_role(loaded, seed, section.offload), encoder_of(loaded)
+    assert source is not None
+    role, own = load_policy(source, loaded.config, seed)
     if not same_tokens(own.tokenizer, loaded.tokenizer):
-        raise ConfigError(OTHER_TOKENS.format(teacher=config.model))
+        raise ConfigError(OTHER_TOKENS.format(teacher=source))
     if section.offload:
         keep_on_host(role.model.to("cpu"), pick_device(loaded.config.device))
     for parameter in role.model.parameters():

@@ -27,8 +27,8 @@ from tether.core.rundir import (
     EVALUATIONS,
     RunDirectory,
     file_digest,
+    read_if_there,
     read_json,
-    read_note,
     write_json,
     write_jsonl,
 )
@@ -132,7 +132,8 @@ def sampling_of(section: EvaluationSection, trained: Sampling | None) -> Samplin
     where no stage samples.
     """
     sampling = trained or UNTRAINED
-    temperature, budget = section.temperature, section.thought_tokens
+    temperature = section.temperature
+    budget = section.thought_tokens
     return replace(
         sampling,
         max_new_tokens=section.max_new_tokens or sampling.max_new_tokens,
@@ -157,7 +158,7 @@ def drawn_from(folder: Path) -> str | None:
     """The weights that gave the answers in a folder; None without answers, or where they do not
     name them.
     """
-    return read_note(folder / "answers.json").get("weights")
+    return read_if_there(folder / "answers.json").get("weights")
 
 
 _Block = tuple[dict[float, list[Rollout]], list[float | None]]
@@ -209,17 +210,20 @@ class _Sides:
         other temperatures.
         """
         job = self.job
-        weights = weights_of(policy or job.model.source)
+        start_model = job.model
+        source = policy or start_model.source
+        weights = weights_of(source)
+        path = folder / "answers.json"
         if drawn_from(folder) != weights:
-            if (folder / "answers.json").is_file():
+            if path.is_file():
                 _LOG.warning("%s: of other weights than now, so all answers are drawn again", name)
             begun = self.fitting.clock()
-            role, loaded = load_policy(str(policy or job.model.source), job.model, job.seed)
+            role, loaded = load_policy(str(source), start_model, job.seed)
             engine = local_engine(role, loaded, max_rows=self.section.engine_rows)
             own = self.sampling.temperature
             # the trunk without its adapter is the start
             shared = role.adapter is not None or policy is None
-            start = cache(lambda: open_model(job.model, seed=job.seed).model)
+            start = cache(lambda: open_model(start_model, seed=job.seed).model)
             opening = self.fitting.clock() - begun
 
             def answered(prompts: Sequence[Prompt], first: int) -> _Block:
@@ -233,11 +237,12 @@ class _Sides:
             kl = {"kl": mean_estimate(moved, self.groups).as_dict()}
             decoded = {f"{temperature:g}": _texts(rows) for temperature, rows in sampled.items()}
             measured = self._measured(MeasuredPolicy(role, encoder_of(loaded), engine))
+            texts = _texts(rollouts)
             write_json(
-                folder / "answers.json",
-                {"weights": weights, **_texts(rollouts), **kl, "decoded": decoded, **measured},
+                path,
+                {"weights": weights, **texts, **kl, "decoded": decoded, **measured},
             )
-        return read_json(folder / "answers.json")
+        return read_json(path)
 
     def _sampled(
         self,
@@ -270,9 +275,11 @@ class _Sides:
         Args:
             opening: seconds in which a side was loaded.
         """
+        temperatures = self.temperatures
+        samples = self.section.samples
         if self.fitting.count is not None:
             return answered(self.distinct, 0)
-        sampled: dict[float, list[Rollout]] = {t: [] for t in self.temperatures}
+        sampled: dict[float, list[Rollout]] = {t: [] for t in temperatures}
         moved: list[float | None] = []
 
         def answer(items: Sequence[tuple[int, Prompt]]) -> list[Json]:
@@ -281,22 +288,21 @@ class _Sides:
                 sampled[temperature] += rollouts
             moved.extend(further)
             rows = iter(part[self.sampling.temperature])
-            samples = range(self.section.samples)
-            return [{"responses": [next(rows).text for _ in samples]} for _ in items]
+            return [{"responses": [next(rows).text for _ in range(samples)]} for _ in items]
 
         self.fitting.answer(
             list(enumerate(self.distinct)),
-            max(1, self.section.engine_rows // self.section.samples),
+            max(1, self.section.engine_rows // samples),
             answer,
             self.judge,
             sides=1 + len(self.job.policies),
             opening=opening,
-            times=len(self.temperatures),
+            times=len(temperatures),
         )
-        done = len(moved) // self.section.samples
+        done = len(moved) // samples
         self.fitting.close(done)
         self.distinct = self.distinct[:done]
-        for _ in self.temperatures:
+        for _ in temperatures:
             self._step()
         return sampled, moved
 
@@ -352,10 +358,10 @@ class _Sides:
         """
         columns = {tuple(t): None for side in sides for t in self._texts_of(side).values()}
         prompts = [prompt for prompt in self.prompts for _ in columns]
-        scores = self.judge(prompts, [text for row in zip(*columns, strict=True) for text in row])
-        self._scores |= {
-            column: scores[place :: len(columns)] for place, column in enumerate(columns)
-        }
+        texts = [text for row in zip(*columns, strict=True) for text in row]
+        scores = self.judge(prompts, texts)
+        for place, column in enumerate(columns):
+            self._scores[column] = scores[place :: len(columns)]
 
     def judged(self, texts: Sequence[str]) -> list[Score]:
         """Scores of answers to the held-out prompts."""
@@ -414,10 +420,10 @@ class _Sides:
             for name, answers in sides.items():
                 text, score = answers[i]
                 row |= {name: text, f"gold_{name}": score.value, f"parts_{name}": score.parts}
-            own = ((name, *answers[i]) for name, answers in arms.items())
-            row["arms"] = {
-                name: {"response": text, "gold": score.value} for name, text, score in own
-            }
+            row["arms"] = {}
+            for name, answers in arms.items():
+                text, score = answers[i]
+                row["arms"][name] = {"response": text, "gold": score.value}
             yield row
 
     def _scored(self, answers: Facts) -> list[tuple[str, Score]]:
@@ -429,19 +435,14 @@ def _compared(asked: _Sides, before: Facts, after: Facts) -> Json:
     the form of the answers.
     """
     looks = {"kl": after["kl"]}
-    for name, side in (("", after), ("_before", before)):
-        commonest = Counter(map(opening, side["texts"])).most_common(1)[0][1]
-        looks |= {
-            f"length{name}": side["length"],
-            f"same_opening{name}": commonest / len(side["texts"]),
-        }
-    sides = {"before": before, "after": after}
-    premises = {
-        side: record["figures"]
-        for side, answers in sides.items()
-        for record in answers.get("evaluations", ())
-        if record["evaluator"] == "sycophancy"
-    }
+    premises = {}
+    for name, end, side in (("after", "", after), ("before", "_before", before)):
+        texts = side["texts"]
+        commonest = Counter(map(opening, texts)).most_common(1)[0][1]
+        looks |= {f"length{end}": side["length"], f"same_opening{end}": commonest / len(texts)}
+        for record in side.get("evaluations", ()):
+            if record["evaluator"] == "sycophancy":
+                premises[name] = record["figures"]
     return {
         **asked.gained(before, after),
         **asked.at_equal_length(before, after),

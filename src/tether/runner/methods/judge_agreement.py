@@ -85,10 +85,11 @@ def measure_once(judge: PairJudge, settings: Json, file: str, note: Path) -> Non
     """Write the report of `judge_files` into `note`, unless it has one of this judge and file."""
     made_of = digest([settings, *file_digest([file]).values()])
     before = read_json(note) if note.is_file() else {"made_of": None}
-    if before.get("made_of", made_of) != made_of:
-        _, report = judge_files(judge, [file])
-        measured = next(iter(report.values()))
-        write_json(note, {"judge": judge.name, "made_of": made_of, **measured})
+    if before.get("made_of", made_of) == made_of:
+        return
+    _, report = judge_files(judge, [file])
+    (measured,) = report.values()
+    write_json(note, {"judge": judge.name, "made_of": made_of, **measured})
 
 
 def judged_pairs(
@@ -146,14 +147,10 @@ def judge_report(
         report["undecided"] = statistics.fmean(
             [float(abs(p - 0.5) < UNDECIDED) for p in probabilities],
         )
-        report["position"] = _position([row for row, _ in judged], [j for _, j in judged])
+        report["position"] = _position(*zip(*judged, strict=True))
         directed = [(row, j) for row, j in judged if not row.tie and row.probability != 0.5]
         if len(directed) > 1:
-            agreement = _agreement(
-                [row for row, _ in directed],
-                [j for _, j in directed],
-                temperature,
-            )
+            agreement = _agreement(*zip(*directed, strict=True), temperature=temperature)
             report["agreement"] = {**agreement, "num_ties": len(judged) - len(directed)}
     return report
 
@@ -161,18 +158,14 @@ def judge_report(
 def _position(rows: Sequence[Comparison], judgments: Sequence[Judgment]) -> Json:
     groups = [group_of(row) for row in rows]
     biases = [j.bias for j in judgments]
+    measured = any(bias is not None for bias in biases)
     wins_first, wins_second = (1 + np.sign(_shown(judgments))) / 2  # one half for neither
     names_first = (wins_first / 2 + (1 - wins_second) / 2).tolist()
+    follows = [float(bool(j.follows_place)) for j in judgments]
     return {
-        "bias": mean_estimate(biases, groups).as_dict()
-        if any(b is not None for b in biases)
-        else None,
+        "bias": mean_estimate(biases, groups).as_dict() if measured else None,
         "names_first": mean_estimate(names_first, groups).as_dict(),
-        "follows_place": win_rate(
-            [float(bool(j.follows_place)) for j in judgments],
-            [0.5] * len(rows),
-            groups=groups,
-        ).as_dict(),
+        "follows_place": win_rate(follows, [0.5] * len(rows), groups=groups).as_dict(),
     }
 
 
@@ -228,9 +221,12 @@ def _agreement(
 
 def chosen_is_first(row: Comparison) -> bool:
     """An order of the two sides that depends on their texts alone, never on which is `chosen`."""
-    sides = [[(turn.role, turn.content) for turn in side] for side in (row.chosen, row.rejected)]
-    drawn = int(digest([[(turn.role, turn.content) for turn in row.prompt], sorted(sides)]), 16) % 2
-    return (sides[0] <= sides[1]) == bool(drawn)
+    prompt, chosen, rejected = (
+        [(turn.role, turn.content) for turn in turns]
+        for turns in (row.prompt, row.chosen, row.rejected)
+    )
+    drawn = int(digest([prompt, sorted((chosen, rejected))]), 16)
+    return (chosen <= rejected) == bool(drawn % 2)
 
 
 def _kappa(drawn: Sequence[bool], odds: Sequence[float]) -> Json:

@@ -94,11 +94,7 @@ def train(
         ),
     )
     note = run.path / "left_out.json"
-
-    def load() -> LoadedModel:
-        return policy()[1]
-
-    usable = usable_once(job, rows, section.max_new_tokens, note, load)
+    usable = usable_once(job, rows, section.max_new_tokens, note, lambda: policy()[1])
     prompts = _asked(job, usable)
     answers = _answered(job, prompts, run, policy)
     prompts = {place: prompt for place, prompt in prompts.items() if prompt.id in answers}
@@ -137,14 +133,14 @@ def check_pairs(job: Job[PairsSection], _: ModelConfig) -> None:
 
         with contextlib.closing(Store(section.store)):
             pass
-    prompts = section.prompts or 0
-    if (
-        prompts
-        and section.data is not None
-        and (there := rows_up_to(section.data, Prompt, prompts)) < prompts
-    ):
+    if section.prompts and section.data is not None:
+        _check_prompts(section.prompts, rows_up_to(section.data, Prompt, section.prompts))
+
+
+def _check_prompts(wanted: int, there: int) -> None:
+    if there < wanted:
         raise ConfigError(
-            f"pairs.prompts = {prompts}, and there are {there} to use: raise "
+            f"pairs.prompts = {wanted}, and there are {there} to use: raise "
             "samples_per_prompt instead",
         )
 
@@ -177,16 +173,15 @@ def _asked(job: Job[PairsSection], prompts: Sequence[Prompt]) -> dict[int, Promp
 
     With rounds: the next ones of endless epochs, none of them twice in a round.
     """
-    if (size := job.settings.prompts or len(prompts)) > len(prompts):
-        raise ConfigError(
-            f"pairs.prompts = {size}, and there are {len(prompts)} to use: raise "
-            "samples_per_prompt instead",
-        )
+    there = len(prompts)
+    size = job.settings.prompts or there
+    _check_prompts(size, there)
     if job.round is None:
         return dict(enumerate(prompts[:size]))
     first: dict[int, int] = {}
-    places = range((job.round - 1) * size, (job.round - 1) * size + 2 * len(prompts))
-    for place, row in zip(places, endless(len(prompts), places, job.seed), strict=True):
+    begin = (job.round - 1) * size
+    places = range(begin, begin + 2 * there)
+    for place, row in zip(places, endless(there, places, job.seed), strict=True):
         first.setdefault(row, place)
     return {place: prompts[row] for row, place in islice(first.items(), size)}
 
@@ -339,7 +334,10 @@ class _Collector:
     def _simulated(self, judge: FunctionJudge, chosen: Sequence[Pair] | None) -> Labelled:
         """Annotators who follow the function's scores, with the noise of the first round."""
         job = self.job
-        first = self.job.earlier[:1]
+        section = job.settings
+        noise = None
+        if job.earlier:
+            noise = read_json(job.earlier[0] / "pairs" / "summary.json")["noise"]
         responses = [row["responses"] for row in self.answers]
         asked = [
             (prompt, text)
@@ -363,25 +361,26 @@ class _Collector:
             self.prompts,
             [[text for text, _ in row] for row in judged],
             [[score for _, score in row] for row in judged],
-            agreement=self.job.settings.annotator_agreement,
-            num_annotators=self.job.settings.num_annotators,
+            agreement=section.annotator_agreement,
+            num_annotators=section.num_annotators,
             seed=job.seed if job.round is None else f"{job.seed}/round-{job.round:02d}",
             only=None if chosen is None else set(chosen),
-            noise=read_json(first[0] / "pairs" / "summary.json")["noise"] if first else None,
+            noise=noise,
         )
         fluent = {
             (p.id, text): s.parts["fluent"]
             for (p, text), s in zip(asked, flat, strict=True)
             if "fluent" in s.parts
         }
-        failed = {"failed_scores": len(flat) - len(scored)} if len(scored) < len(flat) else {}
-        summary = figures | {"gold_of_answers": statistics.fmean(scored), **failed}
+        summary = {**figures, "gold_of_answers": statistics.fmean(scored)}
+        if failed := len(flat) - len(scored):
+            summary["failed_scores"] = failed
         return [_with_fluency(c, fluent) for c in comparisons], summary
 
     def _by_model(self, config: JudgeConfig, chosen: Sequence[Pair]) -> Labelled:
         """Soft labels of a language model that sees each pair in both orders."""
-        section = self.job.settings
         job = self.job
+        section = job.settings
         run = self.run
         model = judge_model(config, job.root)
         judge = PairJudge(model, read_rubric(config.rubric), temperature=config.temperature)
@@ -399,11 +398,8 @@ class _Collector:
                 "Mend that and start again: what it has judged is kept, and only the rest is asked",
             )
         summary = judge_report(rows, judgments, judge.temperature)
-        return judge.label(rows, judgments), {
-            **summary,
-            "judge": judge.name,
-            "usage": dict(judge.model.usage()),
-        }
+        summary |= {"judge": judge.name, "usage": dict(model.usage())}
+        return judge.label(rows, judgments), summary
 
     def _by_people(self, chosen: Sequence[Pair]) -> Labelled:
         """Put the pairs into the store, and take their labels once all are judged."""
@@ -411,8 +407,8 @@ class _Collector:
         from tether.people.annotation.importing import import_cases
         from tether.people.annotation.store import Answer, Store
 
-        section = self.job.settings
         job = self.job
+        section = job.settings
         rows = list(read_jsonl(self.run.path / "chosen.jsonl"))
         items = [row["item"] for row in rows] or [
             [row["id"], row["responses"]] for row in self.answers
@@ -440,25 +436,23 @@ class _Collector:
                 )
                 for k, text in ((a, pair.chosen), (b, pair.rejected))
             ]
-            cases.append(
-                Case(sides[0], sides[1], needed=section.ask, strategy=strategy, round=name),
-            )
+            first, second = sides
+            cases.append(Case(first, second, needed=section.ask, strategy=strategy, round=name))
         assert section.store is not None
         with contextlib.closing(Store(section.store)) as store:
             import_cases(store, cases)
             tasks = store.round(name)
-            if tasks["open"] or tasks["expert"]:
-                judged = tasks["done"] + tasks["settled"]
+            expert = tasks["expert"]
+            judged = tasks["done"] + tasks["settled"]
+            if waiting := tasks["open"] + expert:
                 raise WaitingError(
                     f"{self.run.path} waits for people: {judged} of "
-                    f"{judged + tasks['open'] + tasks['expert']} comparisons are judged, "
-                    f"{tasks['expert']} wait for an expert. Let them in with\n"
+                    f"{judged + waiting} comparisons are judged, "
+                    f"{expert} wait for an expert. Let them in with\n"
                     f"  {command_line('prefs', 'serve', section.store)}\nand run the same command again when they are done.",
                 )
-            return list(comparisons(store, section.how, round=name)), {
-                "store": section.store,
-                **tasks,
-            }
+            summary = {"store": section.store, **tasks}
+            return list(comparisons(store, section.how, round=name)), summary
 
     def _pair(self, place: int, a: int, b: int) -> Comparison:
         """Two answers, in the order of their sampling."""

@@ -21,6 +21,7 @@ from tether.models.average import average_roles
 from tether.models.cpu.memory import free_memory
 from tether.models.loading import LoadedModel
 from tether.models.saving import save_ensemble
+from tether.models.trunk import Role
 from tether.people.labels.annotators import true_orders
 from tether.rollout.conversations import as_rollout
 from tether.runner.assembly.checks import file_rows
@@ -41,7 +42,7 @@ from tether.runner.methods.stage import drop_checkpoint, open_part, run_stage
 from tether.settings.model import LoraConfig, ModelConfig
 from tether.settings.reward import RewardSection
 from tether.settings.rewards import Combine
-from tether.settings.section import DataConfig, PartKind
+from tether.settings.section import PartKind
 from tether.stages.learner.ranks import Ranks
 from tether.stages.reward import Distillation, RewardModeling, evaluate_members, heldout_summary
 
@@ -68,7 +69,10 @@ def train(
     section = job.settings
     if section.objectives is not None:
         return _objectives(job, ranks)
-    tests = _tests(job)
+    tests: dict[str, list[Comparison]] = {}
+    for name, data in section.test.items():
+        tests[name], unread = rows_of(job, data, Comparison, f"test.{name}")
+        job.quarantine.absorb(unread)
     test_model: Json = {}
     for part in _parts(job, "test model"):
         rows, others = split_by_group(rows, section.test_share, job.seed + TEST_SEED)
@@ -86,22 +90,18 @@ def train(
             members=members,
             student=student,
         )
-        summary = {**stage.train(rows), **test_model}
+        summary = stage.train(rows)
     elif section.teacher:
         stage, learned = _student_of(section.teacher, job, loaded, rows, ranks)
-        summary = {**stage.train(learned, run, job.progress), **test_model}
+        summary = stage.train(learned, run, job.progress)
         summary["unscored"] = len(rows) - len(learned)
     else:
         role = reward_role(loaded, section, job.seed)
         stage = RewardModeling(section, role, encoder_of(loaded), ranks=ranks)
-        summary = {**stage.train(rows, run, job.progress), **test_model}
-    truth = job.truth
-    if truth is None:
-        truth = (
-            split_by_group(rows, section.heldout_fraction, section.seed)[1]
-            if section.heldout_fraction
-            else ()
-        )
+        summary = stage.train(rows, run, job.progress)
+    summary |= test_model
+    seen, held_out = split_by_group(rows, section.heldout_fraction, section.seed)
+    truth = held_out if job.truth is None else job.truth
     for name, pairs in true_orders(truth).items():
         summary[name] = stage.evaluate(stage.rankings(pairs)[0])["accuracy"]
     summary["tests"] = {
@@ -115,10 +115,7 @@ def train(
     else:
         save_trained(stage.role, loaded, run.path / "model", kind="reward")
     if ranks.first:
-        write_seen(
-            run.path / "model",
-            split_by_group(rows, section.heldout_fraction, section.seed)[0],
-        )
+        write_seen(run.path / "model", seen)
     return loaded.noted(summary)
 
 
@@ -128,20 +125,16 @@ def check_reward(job: Job[RewardSection], _: ModelConfig) -> None:
     section = job.settings
     if section.teacher and trained_scorer(section.teacher) is None:
         raise ConfigError(f"{name}.teacher = {section.teacher!r}: there is no trained reward model")
+    fraction = section.heldout_fraction
     for objective, data in (section.objectives or {}).items():
-        key = f"{name}.objectives.{objective}"
-        _check_held_out(key, data, section.heldout_fraction, section.seed)
-
-
-def _check_held_out(name: str, data: DataConfig, fraction: float, seed: int) -> None:
-    """Check that a row of an objective is held out. Reading ends at the first."""
-    if any(split_by_group([row], fraction, seed)[1] for row in file_rows(data, Comparison)):
-        return
-    if not data.on_hub:
-        raise DataError(
-            f"{name}: no row is held out at heldout_fraction = {fraction:g}, and scores of "
-            "objectives get one scale on held-out responses. Raise it, or give more prompts",
-        )
+        rows = file_rows(data, Comparison)  # read up to the first that is held out
+        held_out = any(split_by_group([row], fraction, section.seed)[1] for row in rows)
+        if not (held_out or data.on_hub):
+            raise DataError(
+                f"{name}.objectives.{objective}: no row is held out at heldout_fraction = "
+                f"{fraction:g}, and scores of objectives get one scale on held-out responses. Raise "
+                "it, or give more prompts",
+            )
 
 
 def _student_of(
@@ -167,12 +160,9 @@ def _student_of(
     for whole in (w for row in rows for w in _sides(row)):
         with suppress(DataError):  # counted where the rows are encoded
             sides[whole] = as_rollout(whole, student.encoder)
-    scores = learned_reward(
-        folder,
-        job.model,
-        section.distill or "mean",
-        ranks.mesh,
-    ).score([*sides.values()])
+    reward = learned_reward(folder, job.model, section.distill or "mean", ranks.mesh)
+    scores = reward.score([*sides.values()])
+    del reward
     free_memory()
     failed = {w for w, score in zip(sides, scores, strict=True) if score.value is None}
     student.targets = {
@@ -192,17 +182,6 @@ def _sides(row: Comparison) -> tuple[Conversation, Conversation]:
 
 def _parts(job: Job[RewardSection], kind: PartKind) -> list[AnyJob]:
     return [part for part in job.parts if part.part and part.part.kind == kind]
-
-
-def _tests(job: Job[RewardSection]) -> dict[str, list[Comparison]]:
-    """The rows of each further test, by name; rows that cannot be used count among those of the
-    stage.
-    """
-    tests = {}
-    for name, data in job.settings.test.items():
-        tests[name], unread = rows_of(job, data, Comparison, f"test.{name}")
-        job.quarantine.absorb(unread)
-    return tests
 
 
 def _objectives(job: Job[RewardSection], ranks: Ranks) -> Json:
@@ -230,11 +209,8 @@ def _objectives(job: Job[RewardSection], ranks: Ranks) -> Json:
         {"name": name, "mean": one["score_mean"], "deviation": one["score_std"]}
         for name, one in summaries.items()
     ]
-    save_ensemble(
-        job.folder / "model",
-        [job.folder / name / "model" for name in summaries],
-        scales,
-    )
+    models = [job.folder / name / "model" for name in summaries]
+    save_ensemble(job.folder / "model", models, scales)
     return {
         **{f"{name}/heldout_accuracy": one["heldout_accuracy"] for name, one in summaries.items()},
         "objectives": summaries,
@@ -261,6 +237,15 @@ class RewardMembers:
     one: RewardModeling | None = None
     """The model that the members became, averaged or distilled."""
 
+    @property
+    def section(self) -> RewardSection:
+        return self.job.settings
+
+    def _new(self, role: Role, order: int | None = None) -> RewardModeling:
+        encoder = encoder_of(self.loaded)
+        ranks = self.ranks
+        return RewardModeling(self.section, role, encoder, order_seed=order, ranks=ranks)
+
     def train(self, comparisons: Sequence[Comparison]) -> Json:
         """Train the members that are not complete; returns the summary of what they are
         together.
@@ -281,15 +266,23 @@ class RewardMembers:
                     self._train(stage, split, one, bars[number])
             summaries.append(one.summary())
         assert split is not None
-        if self.job.settings.average:
+        if self.section.average:
             self._average(split)
-        elif self.student is not None and self.job.settings.distill is not None:
+        elif self.student is not None and self.section.distill is not None:
             run = open_part(self.student)
-            summaries.append(self._distill(split, self.job.settings.distill, run, bars[-1]))
+            summaries.append(self._distill(split, self.section.distill, run, bars[-1]))
         for stage in filter(None, (*self.stages, self.one)):
             stage.frozen = None
+        trained = summaries[: len(self.members)]
+        summary: Json = {"train_loss": statistics.fmean(one["train_loss"] for one in trained)}
+        if split.test:
+            summary |= heldout_summary(self.evaluate(split.test))
+            if self.one is not None:
+                summary["ensemble"] = evaluate_members(self.stages, split.test)
         return {
-            **self._summary(split, summaries[: len(self.members)]),
+            **summary,
+            **{name: trained[0][name] for name in COUNTS},
+            "members": len(trained),
             "seconds": sum(one["seconds"] for one in summaries),
         }
 
@@ -304,34 +297,23 @@ class RewardMembers:
 
     def save(self) -> None:
         """Save the scorer in `model/`: one role, or the names of the members' folders."""
-        folder = self.job.folder
+        folder = self.job.folder / "model"
         if self.one is not None:
-            save_trained(self.one.role, self.loaded, folder / "model", kind="reward")
+            save_trained(self.one.role, self.loaded, folder, kind="reward")
         else:
-            models = [member.folder / "model" for member in self.members]
-            save_ensemble(folder / "model", models)
+            save_ensemble(folder, [member.folder / "model" for member in self.members])
 
     def _stage(self, run: RunDirectory, number: int) -> RewardModeling:
         """A member as its run left it, or one that has yet to learn."""
+        section = self.section
+        loaded = self.loaded
         if run.complete:
-            attach(self.loaded, run.path / "model", f"reward-{number}")
-            role = scoring_role(self.loaded, run.path / "model", f"reward-{number}")
+            attach(loaded, run.path / "model", f"reward-{number}")
+            role = scoring_role(loaded, run.path / "model", f"reward-{number}")
         else:
-            role = reward_role(
-                self.loaded,
-                self.job.settings,
-                self.job.seed,
-                number,
-                one_head=self.job.settings.average,
-            )
-        order = self.job.settings.seed + MEMBER_STRIDE * number
-        stage = RewardModeling(
-            self.job.settings,
-            role,
-            encoder_of(self.loaded),
-            order_seed=order,
-            ranks=self.ranks,
-        )
+            seed = self.job.seed
+            role = reward_role(loaded, section, seed, number, one_head=section.average)
+        stage = self._new(role, section.seed + MEMBER_STRIDE * number)
         stage.frozen = next((other.frozen for other in self.stages if other.frozen), None)
         self.stages.append(stage)
         return stage
@@ -344,7 +326,7 @@ class RewardMembers:
         progress: Progress | None,
     ) -> None:
         summary = stage.fit(split, run, progress)
-        if not self.job.settings.average:  # weights are averaged as they were trained
+        if not self.section.average:  # weights are averaged as they were trained
             stage.standardize(split.train)
         for parameter in stage.role.parameters():
             parameter.requires_grad_(False)
@@ -353,11 +335,10 @@ class RewardMembers:
         drop_checkpoint(run)
 
     def _average(self, split: Split[Ranking]) -> None:
-        first = self.stages[0]
-        lora = self.job.settings.lora
+        lora = self.section.lora
         assert isinstance(lora, LoraConfig)
         role = average_roles([stage.role for stage in self.stages], "reward", lora)
-        self.one = RewardModeling(first.config, role, first.encoder, ranks=first.ranks)
+        self.one = self._new(role)
         self.one.center(split.train)
         for stage in self.stages:  # only to compare: they have been saved
             stage.standardize(split.train)
@@ -370,25 +351,14 @@ class RewardMembers:
         progress: Progress | None,
     ) -> Json:
         """One more model, which learns what the members say together; its summary."""
-        role = reward_role(self.loaded, self.job.settings, self.job.seed, len(self.members))
-        self.one = student = Distillation(
-            self.job.settings,
-            role,
-            encoder_of(self.loaded),
-            ranks=self.ranks,
-        )
+        loaded = self.loaded
+        role = reward_role(loaded, self.section, self.job.seed, len(self.members))
+        student = Distillation(self.section, role, encoder_of(loaded), ranks=self.ranks)
+        self.one = student
         student.frozen = self.stages[-1].frozen
         student.taught(self.stages, split.train, combine)
         run.finish(student.fit(split, run, progress))
         return run.summary()
-
-    def _summary(self, split: Split[Ranking], members: Sequence[Json]) -> Json:
-        summary: Json = {"train_loss": statistics.fmean(one["train_loss"] for one in members)}
-        if split.test:
-            summary |= heldout_summary(self.evaluate(split.test))
-            if self.one is not None:
-                summary["ensemble"] = evaluate_members(self.stages, split.test)
-        return {**summary, **{name: members[0][name] for name in COUNTS}, "members": len(members)}
 
 
 def _part(progress: Progress | None, number: int, count: int) -> Progress | None:

@@ -98,13 +98,8 @@ def train(
         else:
             start = parts[number - 1].folder / "policy" if number else None
             with limited_by(TimeLimit()):  # a round is whole
-                _Round(
-                    job=job,
-                    ranks=ranks,
-                    run=one,
-                    number=number,
-                    previous=start,
-                ).play(rows)
+                once = _Round(job=job, ranks=ranks, run=one, number=number, previous=start)
+                once.play(rows)
         summaries.append(one.summary())
         limit.pace.add(summaries[-1]["seconds"])
         limit.begin(number + 1, len(parts))
@@ -138,24 +133,28 @@ class _Round:
     number: int
     previous: Path | None
 
+    @property
+    def section(self) -> RoundsSection:
+        return self.job.settings
+
     def play(self, rows: Sequence[Any]) -> None:
         """Sample unless that is done, train, and leave policy and summary."""
         run = self.run
-        config = self.job.settings.direct
-        path = self.run.path / "pairs.jsonl"
+        folder = run.path
+        section = self.section
+        config = section.direct
+        path = folder / "pairs.jsonl"
         start = time.perf_counter()
         loaded, policy = self._policy()
         note_machine(run, loaded)
         encoder = encoder_of(loaded)
-        if not (path.is_file() and SAMPLED in read_json(run.path / "manifest.json")):
+        if not (path.is_file() and SAMPLED in read_json(folder / "manifest.json")):
             doing(self.job.progress, f"sampling for round {self.number + 1}")
-            engine = local_engine(policy, loaded, max_rows=self.job.settings.engine_rows)
-            spin = self.job.settings.method == "spin"
-            made, counts = (
-                self._against_samples(rows, engine, encoder)
-                if spin
-                else self._ordered(rows, engine)
-            )
+            engine = local_engine(policy, loaded, max_rows=section.engine_rows)
+            if section.method == "spin":
+                made, counts = self._against_samples(rows, engine)
+            else:
+                made, counts = self._ordered(rows, engine)
             counts["seconds"] = time.perf_counter() - start
             run.update_manifest(**{SAMPLED: counts})
             write_jsonl(path, made)
@@ -163,45 +162,34 @@ class _Round:
         limit = limit_of(encoder, config, "rounds.direct")
         pairs, long = encode_rows(read_jsonl(path), lambda row: _ranking(row, encoder, limit))
         split = Split(*split_by_group(pairs, config.heldout_fraction, config.seed), long)
-        sampled = {
-            **read_json(run.path / "manifest.json")[SAMPLED],
-            "too_long": sum(long.values()),
-        }
+        sampled = read_json(folder / "manifest.json")[SAMPLED]
+        sampled["too_long"] = sum(long.values())
         if limit.cut:
             sampled["cut"] = limit.cut.total()
         if not split.train:
             raise DataError(
-                f"{run.path} has no pair to train on: {sampled}. Look at the reward's "
+                f"{folder} has no pair to train on: {sampled}. Look at the reward's "
                 "scores, or sample more.",
             )
         reference = self._reference(loaded, policy)
-        summary = Direct(config, policy, reference, encoder, ranks=self.ranks).fit(
-            split,
-            run,
-            self.job.progress,
-        )
-        save_trained(policy, loaded, run.path / "policy", kind="policy")
-        run.finish(
-            loaded.noted(
-                {
-                    **summary,
-                    "sampling": sampled,
-                    "seconds": summary["seconds"] + sampled.get("seconds", 0),
-                },
-            ),
-        )
+        stage = Direct(config, policy, reference, encoder, ranks=self.ranks)
+        summary = stage.fit(split, run, self.job.progress)
+        save_trained(policy, loaded, folder / "policy", kind="policy")
+        seconds = summary["seconds"] + sampled.get("seconds", 0)
+        run.finish(loaded.noted({**summary, "sampling": sampled, "seconds": seconds}))
         drop_checkpoint(run)
 
     def _opened(self, policy: Path | None) -> LoadedModel:
         """The model under a policy's adapter, or a policy without one."""
-        if policy is None or self.job.settings.lora is not False:
-            return open_model(self.job.model, seed=self.job.seed)
-        return open_model(self.job.model.on_folder(policy / "model"), seed=self.job.seed)
+        model = self.job.model
+        if policy is not None and self.section.lora is False:
+            model = model.on_folder(policy / "model")
+        return open_model(model, seed=self.job.seed)
 
     def _policy(self) -> tuple[LoadedModel, Role]:
         """The policy as the round before left it."""
         loaded = self._opened(self.previous)
-        lora = self.job.settings.lora
+        lora = self.section.lora
         if self.previous is None or lora is False:
             return loaded, new_role(loaded, "policy", lora, seed=self.job.seed)
         attach(loaded, self.previous, "policy")
@@ -211,11 +199,11 @@ class _Round:
         """The policy at this round's start, or before the first: the bare trunk, another adapter on
         it, or another model.
         """
-        config = self.job.settings.direct
-        start = self.previous if self.job.settings.reference == "round" else None
+        config = self.section.direct
+        start = self.previous if self.section.reference == "round" else None
         if not config.needs_reference:
             return None
-        if self.job.settings.lora is False:
+        if self.section.lora is False:
             asked_before_it_changes = config.precomputed and start == self.previous
             return policy if asked_before_it_changes else Role(self._opened(start).model)
         if start is not None:
@@ -226,7 +214,7 @@ class _Round:
         """This round's part of endless epochs over `count` rows: place -> row. A sample's
         randomness depends on its place.
         """
-        size = self.job.settings.prompts_per_round or count
+        size = self.section.prompts_per_round or count
         places = range(self.number * size, (self.number + 1) * size)
         return dict(zip(places, endless(count, places, self.job.seed), strict=True))
 
@@ -237,47 +225,36 @@ class _Round:
         num_samples: int,
     ) -> list[RolloutGroup]:
         """Answers to prompts, by their places."""
-        tell = count_of(f"sampling for round {self.number + 1}", len(prompts) * num_samples)
         return engine.generate(
             [*prompts.values()],
-            self.job.settings.sampling,
+            self.section.sampling,
             num_samples=num_samples,
             seed=self.job.seed,
             ordinals=list(prompts),
-            progress=tell,
+            progress=count_of(f"sampling for round {self.number + 1}", len(prompts) * num_samples),
         )
 
     def _ordered(self, rows: Sequence[Prompt], engine: Engine) -> Made:
         """The best and the worst of several samples a prompt; counts, and the mean score of all
         samples.
         """
-        samples = self.job.settings.samples_per_prompt
-        penalty = self.job.settings.missing_stop_penalty
-        groups = self._groups(
-            {place: rows[row] for place, row in self._places(len(rows)).items()},
-            engine,
-            samples,
-        )
+        samples = self.section.samples_per_prompt
+        penalty = self.section.missing_stop_penalty
+        prompts = {place: rows[row] for place, row in self._places(len(rows)).items()}
+        groups = self._groups(prompts, engine, samples)
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         scores, reasons = self._scored(rollouts)
         pairs, skipped = best_and_worst(rollouts, scores, samples, missing_stop_penalty=penalty)
-        made = [
-            _row(
-                pair.best,
-                pair.worst,
-                chosen_score=pair.best_score,
-                rejected_score=pair.worst_score,
-            )
-            for pair in pairs
-        ]
-        values = [score.value for score in scores if score.value is not None]
-        looks = (
-            {"proxy": statistics.fmean(values), "proxy_std": statistics.pstdev(values)}
-            if values
-            else {"proxy": None}
-        )
-        failed = {"failed_rewards_by_reason": reasons} if reasons else {}
-        return made, {"pairs": len(made), **skipped, **looks, **_looks(rollouts), **failed}
+        made = []
+        for pair in pairs:
+            row = _row(pair.best, pair.worst)
+            made.append(row | {"chosen_score": pair.best_score, "rejected_score": pair.worst_score})
+        counts: Json = {"pairs": len(made), **skipped, "proxy": None}
+        if values := [score.value for score in scores if score.value is not None]:
+            counts["proxy"] = statistics.fmean(values)
+            counts["proxy_std"] = statistics.pstdev(values)
+        counts |= _looks(rollouts)
+        return made, counts | ({"failed_rewards_by_reason": reasons} if reasons else {})
 
     def _scored(self, rollouts: Sequence[Rollout]) -> tuple[list[Score], dict[str, int]]:
         """Scores of all samples, the samples of a prompt together, and the reasons of failures; the
@@ -287,13 +264,11 @@ class _Round:
             RewardError: too many scores failed.
         """
         job = self.job
-        section = self.job.settings
+        section = job.settings
         reward = reward_apart(section, job.scorer, job.model, job.seed)
         limit = FailureLimit(reward, section.max_failed)
-        size = section.samples_per_prompt * max(
-            1,
-            section.engine_rows // section.samples_per_prompt,
-        )
+        samples = section.samples_per_prompt
+        size = samples * max(1, section.engine_rows // samples)
         with contextlib.closing(limit):
             limit.keep_stacks(self.run.path / "stacks.txt")
             now_doing(f"scoring {len(rollouts)} answers")
@@ -308,63 +283,62 @@ class _Round:
         self,
         rows: Sequence[Demonstration],
         engine: LocalEngine,
-        encoder: ChatEncoder,
     ) -> Made:
         """Each demonstration over one sample; those that cannot be encoded, or were sampled to the
         letter, are counted.
         """
+        encoder = engine.encoder
+        most = self.section.max_new_tokens
         shown = {}
         unusable = 0
-        for place, row in self._places(len(rows)).items():
-            turns = rows[row].messages
+        for place, number in self._places(len(rows)).items():
+            row = rows[number]
             try:
-                prompt = Prompt(turns[:-1], rows[row].id, rows[row].metadata)
-                prompt_ids(encoder, prompt, self.job.settings.max_new_tokens, engine.context_length)
-                shown[place] = replace(as_rollout(turns, encoder), prompt=prompt)
+                prompt = Prompt(row.messages[:-1], row.id, row.metadata)
+                prompt_ids(encoder, prompt, most, engine.context_length)
+                shown[place] = replace(as_rollout(row.messages, encoder), prompt=prompt)
             except DataError:
                 unusable += 1
-        groups = self._groups(
-            {place: rollout.prompt for place, rollout in shown.items()},
-            engine,
-            1,
-        )
-        pairs = [
-            (rollout, group.rollouts[0])
-            for rollout, group in zip(shown.values(), groups, strict=True)
-        ]
+        prompts = {place: rollout.prompt for place, rollout in shown.items()}
+        samples = [group.rollouts[0] for group in self._groups(prompts, engine, 1)]
         made = [
             _row(rollout, sample)
-            for rollout, sample in pairs
+            for rollout, sample in zip(shown.values(), samples, strict=True)
             if rollout.response_ids != sample.response_ids
         ]
-        counts = {"pairs": len(made), "unusable": unusable, "tied": len(pairs) - len(made)}
-        return made, counts | _looks([sample for _, sample in pairs])
+        counts = {"pairs": len(made), "unusable": unusable, "tied": len(samples) - len(made)}
+        return made, counts | _looks(samples)
 
 
 def _looks(rollouts: Sequence[Rollout]) -> Json:
     """The mean length of samples in tokens, and the share that ended in time."""
     if not rollouts:
         return {}
-    lengths = [r.num_written for r in rollouts]
-    ended = [r.finished for r in rollouts]
-    return {"length": statistics.fmean(lengths), "finished": statistics.fmean(ended)}
+    return {
+        "length": statistics.fmean(r.num_written for r in rollouts),
+        "finished": statistics.fmean(r.finished for r in rollouts),
+    }
 
 
-def _row(chosen: Rollout, rejected: Rollout, **scores: float) -> Json:
+def _row(chosen: Rollout, rejected: Rollout) -> Json:
     """A line of pairs.jsonl: a published layout of comparisons, with the token ids beside the
     texts.
     """
     prompt = chosen.prompt
-    sides = {"chosen": chosen, "rejected": rejected}
-    return {
-        **{"id": prompt.id, "group": group_of(prompt), "prompt": turn_rows(prompt.messages)},
-        **{name: turn_rows((assistant(side.text),)) for name, side in sides.items()},
-        **scores,
+    row: Json = {
+        "id": prompt.id,
+        "group": group_of(prompt),
+        "prompt": turn_rows(prompt.messages),
         "prompt_ids": chosen.prompt_ids,
-        **{f"{name}_ids": side.response_ids for name, side in sides.items()},
-        **{f"{name}_spans": side.spans for name, side in sides.items() if len(side.spans) > 1},
-        **{f"{name}_forks": side.forks for name, side in sides.items() if side.forks},
     }
+    for name, side in (("chosen", chosen), ("rejected", rejected)):
+        row[name] = turn_rows((assistant(side.text),))
+        row[f"{name}_ids"] = side.response_ids
+        if len(side.spans) > 1:
+            row[f"{name}_spans"] = side.spans
+        if side.forks:
+            row[f"{name}_forks"] = side.forks
+    return row
 
 
 def _ranking(row: Json, encoder: ChatEncoder, limit: Limit) -> Ranking:

@@ -24,7 +24,7 @@ from tether.data.sources import Quarantine
 from tether.models.cpu.memory import free_memory, peak_memory
 from tether.runner.assembly.data.rows import fresh_quarantine, rows_of
 from tether.runner.assembly.job import AnyJob
-from tether.settings.section import Section, calls_functions
+from tether.settings.section import Section
 from tether.settings.stages import StageKind
 from tether.stages.learner.checkpoint import complete_checkpoints
 from tether.stages.learner.ranks import ALONE, Ranks
@@ -67,9 +67,7 @@ def _trained(job: AnyJob, original: RunDirectory, ranks: Ranks) -> Json:
         rows = job.rows
         quarantine = fresh_quarantine(job)
         if rows is None and section.kind is not None:
-            used = section.further_columns
-            whole = calls_functions(section)
-            rows, quarantine = rows_of(job, section.data, section.kind, whole=whole, used=used)
+            rows, quarantine = rows_of(job, section.data, section.kind)
         job = replace(job, quarantine=quarantine)
         if rows is not None:
             run.update_manifest(rows=len(rows))

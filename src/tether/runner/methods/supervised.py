@@ -24,7 +24,7 @@ from tether.runner.assembly.job import Job
 from tether.runner.assembly.manifest import stage_model
 from tether.runner.assembly.roles import (
     encoder_of,
-    frozen_model,
+    frozen_role,
     local_engine,
     new_role,
     reward_role,
@@ -119,11 +119,7 @@ def _stage(
     if section.needs_reference:
         # precomputed: asked before it changes
         on_trunk = section.lora is not False or section.precomputed
-        reference = Role(
-            policy.model
-            if on_trunk
-            else frozen_model(job.model, seed, section.offload, loaded.mesh),
-        )
+        reference = Role(policy.model) if on_trunk else frozen_role(loaded, seed, section.offload)
     if isinstance(section, DirectSection):
         return Direct(section, policy, reference, encoder, ranks=ranks)
     assert reference is not None

@@ -30,12 +30,7 @@ from tether.settings.reward import RewardSection
 from tether.settings.rounds import RoundsSection
 from tether.settings.sampling import OnlineSection, PolicySection, SamplingSection
 from tether.settings.section import Counts, Section
-from tether.settings.supervised import (
-    DirectSection,
-    KTOSection,
-    ProcessSection,
-    SFTSection,
-)
+from tether.settings.supervised import DirectSection, KTOSection, ProcessSection, SFTSection
 from tether.settings.teacher import START
 from tether.settings.workers import ServersConfig
 
@@ -69,7 +64,9 @@ class Planner:
         self.recipe = recipe
         self.device = device
         model = self.model = ShapedModel(recipe, device, config, measured=measured)
-        self.rows, self.usual, self.sizes = usual, usual, sizes or {}
+        self.rows = usual
+        self.usual = usual
+        self.sizes = sizes or {}
         self.speeds = Speeds(
             device=device,
             parameters=model.parameters,
@@ -83,40 +80,34 @@ class Planner:
         """Of these stages (None: all), those that are known here. A stage that a user added to the
         table is left out.
         """
+        recipe = self.recipe
+        speeds = self.speeds
         plans = []
         opened = False
-        for name in self.recipe.stages if names is None else names:
-            section = self.recipe.section(name)
+        for name in recipe.stages if names is None else names:
+            section = recipe.section(name)
             self.rows = self.sizes.get(name, self.usual)
-            counts = Counts(
-                self.rows.count,
-                self.rows.groups,
-                len(self.recipe.policies),
-                self.sampling,
-            )
+            rows = self.rows
+            counts = Counts(rows.count, rows.groups, len(recipe.policies), self.sampling)
             if not (phases := self.phases(section)):
                 continue
-            each = 0.0
-            beside = self.speeds.opening + self.speeds.saving
+            stage = StagePlan(
+                name=name,
+                phases=phases,
+                work=section.work(counts),
+                learning_rate=learning_rate(section),
+                beside=speeds.opening + speeds.saving,
+                rounds=(recipe.repeat or 1) if name != "sft" else 1,
+            )
             along = section.measurement
             if along is not None and along is not section:
-                once, controls = self.speeds.measurement(section, self.prompt)
-                each = once / along.every
-                beside = beside + once + controls
+                once, controls = speeds.measurement(section, self.prompt)
+                stage.each = once / along.every
+                stage.beside += once + controls
             if not opened and any(is_gold(judge) for judge, _ in section.judges()):
                 opened = True
-                beside = beside + self.speeds.gold_opening
-            plans.append(
-                StagePlan(
-                    name=name,
-                    phases=phases,
-                    work=section.work(counts),
-                    learning_rate=learning_rate(section),
-                    each=each,
-                    beside=beside,
-                    rounds=(self.recipe.repeat or 1) if name != "sft" else 1,
-                ),
-            )
+                stage.beside += speeds.gold_opening
+            plans.append(stage)
         return plans
 
     @property
@@ -205,20 +196,19 @@ class Planner:
         """Answers of a policy that does not learn meanwhile, `each` to a prompt, and their judge's
         reading: the gold judge reads a prompt once for all of them.
         """
+        model = self.model
         tokens = sampling.max_new_tokens
-        held = {
-            "process": self.model.process,
-            "trunk": self.model.trunk,
-            **({} if self.device.gpu else {"engine": self.model.trunk}),
-        }
+        held = {"process": model.process, "trunk": model.trunk}
+        if not self.device.gpu:
+            held["engine"] = model.trunk
         rows = self._rows(section, tokens)
-        engine = self.model.engine(self.model.role(), rows, rows, self.longest, sampling)
+        engine = model.engine(model.role(), rows, rows, self.longest, sampling)
         phases = [Phase("rollout", {**held, **engine}, tokens * self.speeds.decoding(rows))]
         for judge, _ in section.judges():
             if reads_answers(judge, section):
                 prompt = self.prompt // (each if is_gold(judge) else 1)
                 seconds = self.speeds.judging(judge, rows, prompt, tokens)
-                phases.append(Phase("judge", held | judge_bytes(judge, self.model.base), seconds))
+                phases.append(Phase("judge", held | judge_bytes(judge, model.base), seconds))
         return phases
 
     @phases.register(OnlineSection)
@@ -246,8 +236,9 @@ class Planner:
         tokens, counted = self._tokens(section, policy)
         parts = dict(section).get("minibatches", 1)
         cuts = max(parts, ceil(tokens / section.micro_batch_tokens))
-        forward_pass = self.speeds.passes(tokens, counted, 1.0, cuts)
-        scoring_pass = self.speeds.passes(tokens, 0, 1.0, cuts)
+        passes = self.speeds.passes
+        forward_pass = passes(tokens, counted, 1.0, cuts)
+        scoring_pass = passes(tokens, 0, 1.0, cuts)
         depth = policy.common_depth if shared else 0
         # ids and masks of all micro-batches; the last step's stay until the next one's are made
         held["batches"] = tokens * (64 + batch.ids.shape[1] * (batch.belongs is not None))
@@ -259,7 +250,7 @@ class Planner:
             self.longest + section.max_new_tokens,
         )
         steps = ceil(answers / rows) * section.max_new_tokens
-        prefill = self.speeds.passes(section.prompts_per_step * self.prompt, 0)
+        prefill = passes(section.prompts_per_step * self.prompt, 0)
         on_policy = gradient is None or (
             not critic
             and gradient.one_update
@@ -272,13 +263,8 @@ class Planner:
         backward = (3.0 if section.lora is False else 2.0) * saved * (1 + own_value)
         moved = model.on_host * section.offload / LINK * tokens
         slots = rows if section.engine.kind == "local" else section.engine_rows
-        engine = model.engine(
-            policy,
-            section.prompts_per_step,
-            slots,
-            self.longest,
-            section.sampling,
-        )
+        prompts = section.prompts_per_step
+        engine = model.engine(policy, prompts, slots, self.longest, section.sampling)
         decoding = self.speeds.decoding(rows, adapted=section.lora is not False)
         phases = self._rollout(section, held, engine, steps * decoding + prefill)
         if section.scorer is not None:
@@ -286,21 +272,14 @@ class Planner:
             phases += self._scoring(section, held, value, seconds)
         if evaluations:
             seconds = evaluations * forward_pass + moved / section.micro_batch_tokens
-            phases.append(
-                Phase("evaluate", held | common | model.activations(value, forward), seconds),
-            )
+            activations = model.activations(value, forward)
+            phases.append(Phase("evaluate", held | common | activations, seconds))
         for judge, _ in section.judges():
             if weights := judge_bytes(judge, model.base):
                 phases.append(Phase("judge", held | weights))
         seconds = (1 if gradient is None else gradient.epochs) * backward * forward_pass
-        return [
-            *phases,
-            Phase(
-                "update",
-                held | common | model.learning(value, lambda: forward().backward(), cuts // parts),
-                seconds,
-            ),
-        ]
+        learning = model.learning(value, lambda: forward().backward(), cuts // parts)
+        return [*phases, Phase("update", held | common | learning, seconds)]
 
     def _rollout(
         self,
@@ -314,18 +293,18 @@ class Planner:
         """
         if section.engine.kind == "local":
             return [Phase("rollout", {**held, **engine}, sampling)]
-        weights = held.get("policy adapter", self.model.trunk)
+        config = section.engine
+        trunk = self.model.trunk
+        weights = held.get("policy adapter", trunk)
         slots = adapter_slots(section)
-        own = {
-            "trunk": self.model.trunk,
-            **({f"{slots} adapters": slots * weights} if "policy adapter" in held else {}),
-        }
+        own = {"trunk": trunk, **engine}
+        if "policy adapter" in held:
+            own[f"{slots} adapters"] = slots * weights
         # a server with several GPUs cuts its weights and its cache into equal parts
-        resources = section.engine.resources or {}
-        cards = max(1, int(resources.get("GPU", 1)))
-        own = {part: size // cards for part, size in {**own, **engine}.items()}
-        server, there = self._servers("server", section.engine, own, held)
-        count = len(section.engine.addresses) or section.engine.servers
+        cards = max(1, int((config.resources or {}).get("GPU", 1)))
+        own = {part: size // cards for part, size in own.items()}
+        server, there = self._servers("server", config, own, held)
+        count = len(config.addresses) or config.servers
         sending = (1 + count) * weights / DISK + count * LOADING
         return [Phase("rollout", {**held}, sampling / there + sending), server]
 
@@ -373,27 +352,28 @@ class Planner:
         """Memory beside the policy: other roles, each an adapter or a model of its own, and the
         engine.
         """
+        model = self.model
         shared = section.roles == "shared"
         adapter = held.get("policy adapter", 0)
+        frozen = model.frozen(section.offload)
         beside: dict[str, int] = {}
         if own_value:
-            beside["value"] = adapter if shared else self.model.trunk + adapter
+            beside["value"] = adapter if shared else model.trunk + adapter
             beside["value optimizer"] = held["policy optimizer"]
         if section.scorer is not None and section.reward_servers is None:
-            beside["reward"] = adapter if shared else self.model.frozen(section.offload) + adapter
+            beside["reward"] = adapter if shared else frozen + adapter
         if section.needs_reference and not shared:
-            beside["reference"] = self.model.frozen(section.offload)
+            beside["reference"] = frozen
         for place, teacher in enumerate(dict(section).get("teacher", ())):
             source = teacher.model or START
             trained = source != START and newest_policy(Path(source).expanduser())
             if teacher.follow or (shared and trained):
                 beside[f"teacher {place + 1}"] = adapter
             elif source != START or not shared:
-                beside[f"teacher {place + 1}"] = named_bytes(source, self.model.base)
+                beside[f"teacher {place + 1}"] = named_bytes(source, model.base)
         if not self.device.gpu and section.engine.kind == "local":  # a second copy of every matrix
-            beside["engine"] = self.model.trunk - (
-                0 if self.model.tied else self.model.head * self.model.dtype.itemsize
-            )
+            table = 0 if model.tied else model.head * model.dtype.itemsize
+            beside["engine"] = model.trunk - table
         return beside
 
     def _compared(
@@ -438,14 +418,11 @@ class Planner:
         """Of a step: all that are read, where answers in one document share their prompt, and those
         of the answers.
         """
-        room = (
-            policy.document_tokens(section.micro_batch_tokens) - self.prompt
-        ) // section.max_new_tokens
+        length = section.max_new_tokens
+        room = (policy.document_tokens(section.micro_batch_tokens) - self.prompt) // length
         answers = min(section.samples_per_prompt, max(1, room))
         samples = section.prompts_per_step * section.samples_per_prompt
-        return samples * (
-            self.prompt + answers * section.max_new_tokens
-        ) // answers, samples * section.max_new_tokens
+        return samples * (self.prompt + answers * length) // answers, samples * length
 
 
 def learning_rate(section: Section) -> float | None:

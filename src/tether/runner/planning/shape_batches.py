@@ -58,19 +58,11 @@ def sample_batch(rows: RowSizes, section: SamplingSection, budget: int, role: Ro
     parts = dict(section).get("minibatches", 1)
     # more would make no larger one
     prompts = min(-(-section.prompts_per_step // parts), 2 + 2 * budget // rows.prompt)
-    groups = planner.shape_answers(
-        prompts,
-        rows.prompt,
-        section.samples_per_prompt,
-        section.max_new_tokens,
-    )
-    (groups[0],) = planner.shape_answers(
-        1,
-        rows.longest_tokens[0],
-        section.samples_per_prompt,
-        section.max_new_tokens,
-    )
+    answers = section.samples_per_prompt, section.max_new_tokens
+    groups = planner.shape_answers(prompts, rows.prompt, *answers)
+    (groups[0],) = planner.shape_answers(1, rows.longest_tokens[0], *answers)
     sequences = [s for group in groups for s in group]
     limit = role.document_tokens(budget)
     cuts = cut_batches(sequences, budget, document_tokens=limit)
-    return planner.largest_batch(([sequences[i] for i in cut] for cut in cuts), limit)
+    batches = ([sequences[i] for i in cut] for cut in cuts)
+    return planner.largest_batch(batches, limit)

@@ -17,8 +17,10 @@ from tether.models.heads import ScalarHead
 from tether.models.loading import pick_dtype, plain_attention
 from tether.models.trunk import GROUPED, Role
 from tether.rollout.cache import share_of
+from tether.rollout.decoding import TreeDecoder
+from tether.rollout.local import ACCELERATOR_PREFILL_TOKENS
+from tether.rollout.sampling import sample_tokens
 from tether.runner.planning.devices import Device
-from tether.runner.planning.engine_shapes import prefill_bytes, sampler_bytes
 from tether.settings.recipe import BaseRecipe
 from tether.settings.reward import RewardSection
 from tether.settings.sampling import SamplingSection
@@ -46,12 +48,13 @@ class ShapedModel:
         *,
         measured: bool = True,
     ) -> None:
+        settings = recipe.model
         self.device = device
         self.config = config
-        self.recompute = recipe.model.recompute
+        self.recompute = settings.recompute
         self.measured = measured
         place = torch.device("cuda" if device.gpu else "cpu")
-        assumed = "bfloat16" if device.gpu and recipe.model.dtype == "auto" else recipe.model.dtype
+        assumed = "bfloat16" if device.gpu and settings.dtype == "auto" else settings.dtype
         self.dtype = pick_dtype(assumed, "cpu")
         text = config.get_text_config()
         self.hidden = text.hidden_size
@@ -60,11 +63,10 @@ class ShapedModel:
         self.tied = text.tie_word_embeddings
         self.head = text.vocab_size * text.hidden_size
         base = self.base = planner.shape_model(config, self.dtype, "eager")
-        self.attention = plain_attention(recipe.model.attention, place, base)
-        if recipe.model.cpu_kernels:
-            self.attention = pick_attention(recipe.model.attention, place, base)
+        pick = pick_attention if settings.cpu_kernels else plain_attention
+        self.attention = pick(settings.attention, place, base)
         self.parameters = base.num_parameters()
-        self.trunk = planner.held_bytes(base, recipe.model.quantize)
+        self.trunk = planner.held_bytes(base, settings.quantize)
         layers = [
             planner.weight_bytes(layer.parameters())
             for layer in getattr(base.get_decoder(), "layers", ())
@@ -164,3 +166,24 @@ class ShapedModel:
             if not self.measured
             else max(drawing, prefill_bytes(role, prompts, longest)),
         }
+
+
+@torch.no_grad()
+def prefill_bytes(role: Role, prompts: int, length: int) -> int:
+    """The most bytes alive in a prefill pass of the role, which is on shapes, over prompts of
+    `length` tokens.
+    """
+    decoder = TreeDecoder(role, packed=False)
+    rows = max(1, min(prompts, ACCELERATOR_PREFILL_TOKENS // length))
+    ids = torch.zeros(rows, length, dtype=torch.long, device="meta")
+    return planner.measure_pass(role.model, lambda: decoder.prefill(ids, []))
+
+
+@torch.no_grad()
+def sampler_bytes(rows: int, vocabulary: int, dtype: torch.dtype, sampling: Sampling) -> int:
+    """The most bytes alive while a token of every row is drawn, logits included."""
+    uniforms = torch.zeros(rows, dtype=torch.float64, device="meta")
+    with planner.LiveBytes() as live:
+        logits = torch.zeros(rows, vocabulary, dtype=dtype, device="meta")
+        sample_tokens(logits, uniforms, sampling)
+    return live.peak

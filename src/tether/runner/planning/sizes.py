@@ -95,12 +95,10 @@ def _sized(recipe: BaseRecipe, name: str, tokens: Callable[[Conversation], int])
         if section.kind is Prompt:
             return prompts
         groups = pairs.prompts or prompts.count
-        count = pairs.labels or (groups and groups * comb(pairs.samples_per_prompt, 2))
-        answers = (
-            min(pairs.samples_per_prompt, 2 * pairs.labels / groups)
-            if pairs.labels and groups
-            else pairs.samples_per_prompt
-        )
+        answers = pairs.samples_per_prompt
+        count = pairs.labels or (groups and groups * comb(answers, 2))
+        if pairs.labels and groups:
+            answers = min(answers, 2 * pairs.labels / groups)
         return RowSizes(
             prompt=prompts.prompt,
             answer=pairs.max_new_tokens,
@@ -110,16 +108,12 @@ def _sized(recipe: BaseRecipe, name: str, tokens: Callable[[Conversation], int])
         )
     if section.kind is None or section.data is None:
         return RowSizes()
-    rows = _measured(
-        section.data,
-        section.kind,
-        tokens,
-        system,
-        counts="steps" not in type(section).model_fields,
-    )
+    counts = "steps" not in type(section).model_fields
+    rows = _measured(section.data, section.kind, tokens, system, counts=counts)
     if not isinstance(section, SFTSection) or section.teacher is None:
         return rows
-    each, longest = section.teacher.samples_per_prompt, section.teacher.max_new_tokens
+    each = section.teacher.samples_per_prompt
+    longest = section.teacher.max_new_tokens
     return replace(rows, answer=longest, answers=each, count=rows.count and rows.count * each)
 
 
@@ -155,17 +149,14 @@ def _measured(
             answers += map(tokens, replies)
     if not prompts:
         return RowSizes()
-    answer = round(fmean(answers)) if answers else None
     own = len(groups) if kind in (Comparison, Feedback) else count
-    long = system + tokens(longest[0]), tokens(longest[1])
-    number = count if counts else None
     return RowSizes(
         prompt=round(fmean(prompts)),
-        answer=answer,
+        answer=round(fmean(answers)) if answers else None,
         answers=len(sides) / own or 2.0,
-        count=number,
+        count=count if counts else None,
         groups=own,
-        longest=long,
+        longest=(system + tokens(longest[0]), tokens(longest[1])),
     )
 
 

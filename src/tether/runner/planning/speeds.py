@@ -84,9 +84,12 @@ class Speeds:
         """`passes` forward passes over tokens, in so many cuts; the output layer over counted ones
         only.
         """
-        body = self.parameters - self.head * (1 if self.tied else 2)
-        products = 2 * passes * (body * tokens + self.head * counted) / self.device.products
-        return products + passes * cuts * (self.layers + 1) * self.device.layer_pass
+        head = self.head
+        device = self.device
+        body = self.parameters - head * (1 if self.tied else 2)
+        products = 2 * (body * tokens + head * counted) / device.products
+        overhead = cuts * (self.layers + 1) * device.layer_pass
+        return passes * (products + overhead)
 
     def decoding(self, rows: int, *, adapted: bool = False) -> float:
         """A token of all rows together."""
@@ -130,7 +133,7 @@ class Speeds:
         """
         evaluate = section.evaluate
         tokens = section.max_new_tokens
-        reads = reads_answers(section.evaluate.judge, section)
+        reads = reads_answers(evaluate.judge, section)
 
         def answered(answers: int) -> float:
             rows = min(answers, section.engine_rows)

@@ -29,14 +29,7 @@ from tether.core.rundir import append_jsonl
 from tether.core.stopping import Interrupted, Stopping
 from tether.core.types import Json
 from tether.runner.launch import Launch
-from tether.runner.ranks.start import (
-    PlacedRank,
-    Rank,
-    cluster,
-    keep_store,
-    placement_of,
-    started,
-)
+from tether.runner.ranks.start import PlacedRank, Rank, cluster, keep_store, placement_of, started
 from tether.settings.learner import LearnerConfig
 from tether.settings.recipe import BaseRecipe
 from tether.stages.learner.ranks import AGAIN, BLAME, LOST, LostRankError
@@ -187,19 +180,17 @@ class Group:
         self.kind = "killed" if killed else "error" if own else "hung"
         name = f"rank {self.rank} of {len(codes)}"
         code = codes[self.rank] or -9
-        ended = (
-            "its machine is gone"
-            if code == GONE and isinstance(self.children[self.rank], PlacedRank)
-            else signal.Signals(-code).name
-            if killed
-            else self.words[self.rank]
-        )
-        self.why = (
-            f"{name} has ended: {ended}"
-            if killed or own
-            else str(end or f"{name} hangs").removesuffix(f". {AGAIN}")
-        )
-        return RunError(f"{self.why}. {AGAIN}") if own else LostRankError(f"{self.why}. {AGAIN}")
+        if not (killed or own):
+            self.why = str(end or f"{name} hangs").removesuffix(f". {AGAIN}")
+        else:
+            ended = self.words[self.rank]
+            if code == GONE and isinstance(self.children[self.rank], PlacedRank):
+                ended = "its machine is gone"
+            elif killed:
+                ended = signal.Signals(-code).name
+            self.why = f"{name} has ended: {ended}"
+        kind = RunError if own else LostRankError
+        return kind(f"{self.why}. {AGAIN}")
 
 
 class Bars:
@@ -221,12 +212,14 @@ class Bars:
         self.stepped = False
 
     def show(self, kind: str, title: str, *values: Any) -> None:
-        if kind == "step" and values[0] > self.reached.get(title, 0):
-            self.reached[title] = values[0]
-            self.further = True
-        if kind == "step" and self.start and not self.stepped:
-            self.stepped = True
-            self.note(kind="training", stage=title, step=values[0])
+        if kind == "step":
+            step = values[0]
+            if step > self.reached.get(title, 0):
+                self.reached[title] = step
+                self.further = True
+            if self.start and not self.stepped:
+                self.stepped = True
+                self.note(kind="training", stage=title, step=step)
         if self.progress is None:
             return
         bar = self.bars.get(title) or self.bars.setdefault(title, self.progress(title))

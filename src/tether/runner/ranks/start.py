@@ -90,10 +90,11 @@ def _found(settings: LearnerConfig) -> Ranks:
     """The ranks that torchrun has started, by the store at its address, which rank 0 keeps unless
     torchrun itself does.
     """
-    rank = int(os.environ["RANK"])
-    address = os.environ["MASTER_ADDR"]
-    port = int(os.environ["MASTER_PORT"])
-    keeps = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    given = os.environ
+    rank = int(given["RANK"])
+    address = given["MASTER_ADDR"]
+    port = int(given["MASTER_PORT"])
+    keeps = rank == 0 and given.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     try:
         limit = timedelta(seconds=settings.timeout)
         store = dist.TCPStore(address, port, is_master=keeps, wait_for_workers=False, timeout=limit)
@@ -103,7 +104,7 @@ def _found(settings: LearnerConfig) -> Ranks:
             f"({str(error).splitlines()[0]})"
         )
         raise RunError(f"rank {rank} of {settings.ranks} {reason}") from None
-    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    start = given.get("TORCHELASTIC_RESTART_COUNT", "0")
     return Ranks(dist.PrefixStore(f"tether/{start}", store), rank, settings.ranks, settings.timeout)
 
 
@@ -119,9 +120,9 @@ def _placed(recipe: BaseRecipe, stages: Sequence[str], ends: contextlib.ExitStac
     return Ranks(store, 0, settings.ranks, settings.timeout)
 
 
-def placement_of(recipe: BaseRecipe, ranks: int = 1) -> Placement:
-    """The place where a recipe's programs start, beside so many ranks."""
-    return Placement(recipe.on, recipe.model.device, ranks)
+def placement_of(recipe: BaseRecipe) -> Placement:
+    """The place where a recipe's programs start."""
+    return Placement(recipe.on, recipe.model.device)
 
 
 def keep_store(place: Placement) -> dist.TCPStore:
@@ -149,9 +150,8 @@ def cluster(recipe: BaseRecipe, ends: contextlib.ExitStack) -> Launcher | None:
     """
     if recipe.on == "local":
         return None
-    need = {"GPU": 1.0} if pick_device(recipe.model.device).type == "cuda" else {"CPU": 1.0}
-    names = [_name(rank) for rank in range(1, recipe.learner.ranks)]
-    needs = dict.fromkeys(names, need)
+    kind = "GPU" if pick_device(recipe.model.device).type == "cuda" else "CPU"
+    needs = {_name(rank): {kind: 1.0} for rank in range(1, recipe.learner.ranks)}
     starter = placement_of(recipe).launcher(Path(recipe.run), needs, COMING)
     return ends.enter_context(contextlib.closing(starter))
 

@@ -43,9 +43,10 @@ class HttpReply(NamedTuple):
         and `message`, FastAPI `loc` and `msg`.
         """
         text = self.content[:100_000].decode(errors="replace")
-        words = "; ".join(filter(None, map("".join, _WORDS.findall(text))))
-        words = words or self.headers.get("location", "") or text
-        return " ".join(words.replace("\\n", " ").replace('\\"', '"').split())[:400]
+        named = "; ".join(filter(None, map("".join, _WORDS.findall(text))))
+        words = named or self.headers.get("location", "") or text
+        words = words.replace("\\n", " ").replace('\\"', '"')
+        return " ".join(words.split())[:400]
 
 
 class HttpClient:
@@ -75,7 +76,8 @@ class HttpClient:
             if socket_options is None
             else httpx2.AsyncHTTPTransport(limits=limits, socket_options=socket_options),
         )
-        self._loop, self._over = asyncio.new_event_loop(), asyncio.Event()
+        self._loop = asyncio.new_event_loop()
+        self._over = asyncio.Event()
         self._thread = threading.Thread(target=self._live, daemon=True, name="http client")
         self._thread.start()
 

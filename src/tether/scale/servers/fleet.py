@@ -156,10 +156,12 @@ class Fleet:
         work = dict[str, list[Span]]()
         queue = max(member.most for member in self.members.values())
         for name, member in self.members.items():
-            spans = [*member.spans, *([(member.began, now)] if member.inflight else [])]
+            spans = member.spans
+            if member.inflight:
+                spans.append((member.began, now))
             work[name] = [(max(start, since) - now, end - now) for start, end in spans]
             member.most = member.inflight
-            member.spans.clear()
+            spans.clear()
         seconds = sum(end - start for spans in work.values() for start, end in spans)
         self.counted = now
         return {
@@ -169,7 +171,8 @@ class Fleet:
 
     def answered(self, name: str) -> None:
         """A request came back whole."""
-        self.members[name].failures, self.members[name].heard = 0, self.clock()
+        self.members[name].failures = 0
+        self.members[name].heard = self.clock()
         if self.members[name].state is State.SUSPECT:
             self._move(name, State.HEALTHY, "answered")
 

@@ -77,7 +77,8 @@ class JsonServer:
         self.server_address = self.socket.getsockname()
         self.server_port = self.server_address[1]
         most = min(CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
-        self._threads, self._ended = ThreadPoolExecutor(CONNECTIONS), threading.Event()
+        self._threads = ThreadPoolExecutor(CONNECTIONS)
+        self._ended = threading.Event()
         config = uvicorn.Config(
             Door(self._answer, self.token, address[0]),
             http=bounded_protocol(most, BODY_SECONDS),

@@ -166,38 +166,41 @@ class ServerPool:
     # Servers: one thread looks after each.
 
     def _tend(self, name: str) -> None:
+        changed = self.changed
+        servers = self.servers
         while not self.closed:
-            with self.changed:
+            with changed:
                 member = self.fleet.members[name]
                 wanted = self.fleet.wanted
-                if (
-                    status := self.servers.launcher.ended(name)
-                ) is not None and member.state not in (State.DEAD, State.RETIRED):
-                    why = f"its process ended with status {status}: {self.servers.last_words(name)}"
+                if (status := servers.launcher.ended(name)) is not None and member.state not in (
+                    State.DEAD,
+                    State.RETIRED,
+                ):
+                    why = f"its process ended with status {status}: {servers.last_words(name)}"
                     # of its own accord, and would again; a signal comes from outside
                     if not member.lived and status >= 0:
                         self.fault = f"{name} does not start, {why}. Its log is in {self.folder}"
                     self.fleet.exited(name, why)
                 task = self.fleet.due(name)
                 if not task and member.state is State.RESTARTING:
-                    task = "ask" if name in self.servers.addresses else "restart"
+                    task = "ask" if name in servers.addresses else "restart"
                 self._tell()
                 if not task:
-                    self.changed.wait(PAUSE)
+                    changed.wait(PAUSE)
                     continue
             try:
                 self._do(name, task, wanted)
             except RefusedError as error:
                 if wanted == self.fleet.wanted:  # or what it was about has been replaced meanwhile
-                    self.fault = f"{name} ({self.servers.addresses[name]}): {error}"
+                    self.fault = f"{name} ({servers.addresses[name]}): {error}"
             except EXCHANGES as error:
                 if task != "ask":
-                    with self.changed:
+                    with changed:
                         self.fleet.failed(name, f"{task}: {type(error).__name__}: {error}")
                 time.sleep(PAUSE)
             except Exception as error:  # noqa: BLE001  (ours: the run ends with it, and does not wait for this thread)
                 self.fault = f"{name}, {task}: {type(error).__name__}: {error}"
-            with self.changed:
+            with changed:
                 self._tell()
 
     def _do(self, name: str, task: str, wanted: str) -> None:
@@ -242,30 +245,31 @@ class ServerPool:
             RunError: no server is left.
             OSError: it was tried so often.
         """
+        fleet = self.fleet
         avoid: list[str] = []
         while True:
             with self.changed:
-                self._wait("a server that is able", lambda: self.fleet.at(State.HEALTHY))
-                name = self.fleet.pick(prompt, avoid)
-                wanted = self.fleet.wanted
+                self._wait("a server that is able", lambda: fleet.at(State.HEALTHY))
+                name = fleet.pick(prompt, avoid)
+                wanted = fleet.wanted
                 assert name is not None
-                self.fleet.use(name, 1)
-            report = self.fleet.answered
+                fleet.use(name, 1)
+            report = fleet.answered
             try:
                 return work(name)
             except EXCHANGES as error:
                 why = f"{type(error).__name__}: {error}"
                 report = (
-                    partial(self.fleet.emptied, why=f"it has no {wanted}")
+                    partial(fleet.emptied, why=f"it has no {wanted}")
                     if isinstance(error, MissingError)
-                    else partial(self.fleet.failed, why=why)
+                    else partial(fleet.failed, why=why)
                 )
                 avoid.append(name)
                 if len(avoid) == tries:
                     raise OSError(f"{tries} servers failed with it, the last: {why}") from error
             finally:
                 with self.changed:
-                    self.fleet.use(name, -1)
+                    fleet.use(name, -1)
                     report(name)
                     self._tell()
 
@@ -281,10 +285,12 @@ class ServerPool:
             RefusedError: it understands, and does not do it.
         """
         limit = self.config.request_seconds
-        limit = min(limit, SHORT) if quick and not self.fleet.members[name].inflight else limit
-        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        if quick and not self.fleet.members[name].inflight:
+            limit = min(limit, SHORT)
+        if not isinstance(body, bytes):
+            body = json.dumps(body).encode()
         url = self.servers.addresses[name] + path
-        return _checked(self.client.ask("POST", url, limit, content))
+        return _checked(self.client.ask("POST", url, limit, body))
 
 
 def _checked(answer: HttpReply) -> bytes:
@@ -293,15 +299,16 @@ def _checked(answer: HttpReply) -> bytes:
     Raises:
         RefusedError, MissingError, OSError: it is none, with the reason in the server's words.
     """
-    if answer.status == 401:
+    status = answer.status
+    if status == 401:
         raise RefusedError(
             f"it asks for a token that this run has not: set {TOKEN} to the one that the "
             "server was started with",
         )
-    if answer.status in REFUSALS:
-        raise RefusedError(answer.words or f"HTTP {answer.status}")
-    if answer.status == 404:
+    if status in REFUSALS:
+        raise RefusedError(answer.words or f"HTTP {status}")
+    if status == 404:
         raise MissingError(answer.words)
-    if not 200 <= answer.status < 300:
-        raise OSError(f"HTTP {answer.status}: {answer.words}")
+    if not 200 <= status < 300:
+        raise OSError(f"HTTP {status}: {answer.words}")
     return answer.content

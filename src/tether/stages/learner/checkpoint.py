@@ -114,28 +114,29 @@ class Checkpoints:
         """
         from torch.distributed import checkpoint as dcp
 
-        if fault := self.ranks.agreed(_not_finite(step, parts, self.folder)):
+        ranks = self.ranks
+        if fault := ranks.agreed(_not_finite(step, parts, self.folder)):
             raise TrainingError(fault)
         with contextlib.ExitStack() as stack:
-            folder = self.ranks.once(lambda: self._for_parts(step, stack))
+            folder = ranks.once(lambda: self._for_parts(step, stack))
             if folder is None:
                 return
             writer = dcp.HuggingFaceStorageWriter(str(folder), save_distributed=True)
             try:
-                self.ranks.together(lambda: dcp.save(dict(parts), storage_writer=writer))
+                ranks.together(lambda: dcp.save(dict(parts), storage_writer=writer))
             except dcp.CheckpointException as error:
                 raise RunError(
                     _no_space(self.folder, step, parts) if _disk_is_full(error) else str(error),
                 ) from error
-            if self.ranks.first:
-                if (count := len(list(folder.iterdir()))) != self.ranks.size:
+            if ranks.first:
+                if (count := len(list(folder.iterdir()))) != ranks.size:
                     raise RunError(
-                        f"{count} of {self.ranks.size} ranks have written into {folder}: it must be "
+                        f"{count} of {ranks.size} ranks have written into {folder}: it must be "
                         "one folder for all of them",
                     )
                 rest = {key: tensor for key, tensor in tensors.items() if key not in parts}
                 save_checkpoint(self.folder, step, rest, values, keep=self.keep, parts=folder)
-            self.ranks.gather(None)
+            ranks.gather(None)
 
     def _for_parts(self, step: int, stack: contextlib.ExitStack) -> Path | None:
         """An empty folder for what ranks write, until the stack ends; None if that step is saved."""
@@ -282,7 +283,9 @@ def _checked(path: Path) -> tuple[dict[str, Tensor], Json, Path | None]:
         version = complete["format"]
         if version <= IN_PARTS:
             for name in dict.fromkeys([*STATE, *complete["files"]]):
-                if _digest(path / name) != complete["files"][name]["sha256"]:
+                with (path / name).open("rb") as file:
+                    digest = hashlib.file_digest(file, "sha256").hexdigest()
+                if digest != complete["files"][name]["sha256"]:
                     raise ValueError(f"{name} is not what was written")
             return (
                 load_file(path / STATE[0]),
@@ -305,11 +308,6 @@ def _damaged(path: Path, error: Exception) -> str:
         f"checkpoint {path} is damaged ({error}). Restore it from a copy, or delete that "
         f"folder to {rest}."
     )
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _size(tensors: Tensors) -> int:

@@ -159,7 +159,10 @@ class LocalLearner:
             else min(self.updates, self.total_updates - 1)
         )
         rate = self.rate * schedule_factor(self.config, update, self.total_updates)
-        norm, *losses = self._numbers(self._clip())
+        numbers = [self._clip(), *self._losses]
+        self._losses = []
+        # the one place of a step where the host waits for the device
+        norm, *losses = torch.stack([one.detach().double() for one in numbers]).tolist()
         if fault := _fault(norm, losses, broken):
             self.fault = f"the {fault[0]} of update {self.updates} is {fault[1]}"
             metrics = self._skip(rate)
@@ -192,27 +195,15 @@ class LocalLearner:
         """
         if not self._cut:
             return torch.nn.utils.clip_grad_norm_(self.masters, self.config.max_grad_norm)
-        whole, parts = (self._squares(masters) for masters in (self._whole, self._cut))
+        none = torch.zeros((), device=self.masters[0].device)
+        whole, parts = (
+            sum((one.grad.square().sum() for one in masters if one.grad is not None), none)
+            for masters in (self._whole, self._cut)
+        )
         self.ranks.sum_([parts])
         norm = (whole + parts).sqrt()
         torch.nn.utils.clip_grads_with_norm_(self.masters, self.config.max_grad_norm, norm)
         return norm
-
-    def _numbers(self, norm: Tensor) -> list[float]:
-        """The gradient's norm and the losses of the update: the one place of a step where the host
-        waits for the device.
-        """
-        losses = self._losses
-        self._losses = []
-        return torch.stack([number.detach().double() for number in (norm, *losses)]).tolist()
-
-    def _squares(self, masters: Sequence[nn.Parameter]) -> Tensor:
-        """The sum of their gradients' squares."""
-        none = torch.zeros((), device=self.masters[0].device)
-        return sum(
-            (master.grad.square().sum() for master in masters if master.grad is not None),
-            none,
-        )
 
     def _sum_over_ranks(self) -> bool:
         """The gradients of all ranks together; those of weights that are cut were summed where they
@@ -273,10 +264,7 @@ class LocalLearner:
                     tensors[f"{key}.{index}"] = (
                         tensor if tensor.shape != master.shape else self.distributed(index, tensor)
                     )
-        return tensors, {
-            "updates": self.updates,
-            "skipped": self.skipped,
-        }
+        return tensors, {"updates": self.updates, "skipped": self.skipped}
 
     @torch.no_grad()
     def put(self, weights: Iterable[Tensor]) -> None:
@@ -291,7 +279,9 @@ class LocalLearner:
     @torch.no_grad()
     def load_state(self, tensors: Mapping[str, Tensor], values: Facts) -> None:
         """Continue exactly where `state` was taken."""
-        self.updates, self.skipped, self.averages = values["updates"], values["skipped"], []
+        self.updates = values["updates"]
+        self.skipped = values["skipped"]
+        self.averages = []
         for index, master in enumerate(self.masters):
             master.copy_(cut(tensors[f"master.{index}"], self.parameters[index]))
             self.optimizer.state.pop(master, None)

@@ -82,10 +82,11 @@ class LiveBytes(TorchDispatchMode):
         self.known[storage] = size
         self.current += size
         self.peak = max(self.peak, self.current)
-        weakref.finalize(storage, self._forget, size)
 
-    def _forget(self, size: int) -> None:
-        self.current -= size
+        def forget() -> None:
+            self.current -= size
+
+        weakref.finalize(storage, forget)
 
 
 class _Context(AutogradContext, Protocol):
@@ -172,11 +173,12 @@ def shape_answers(prompts: int, prompt: int, answers: int, length: int) -> list[
     together.
     """
     trained = (False,) * prompt + (True,) * length
-    starts = [
-        (0,) * min(COMMON, prompt - 1) + (number,) * max(1, prompt - COMMON)
-        for number in range(1, prompts + 1)
-    ]
-    return [[Encoded((*ids, *(n,) * length), trained) for n in range(answers)] for ids in starts]
+    common = (0,) * min(COMMON, prompt - 1)
+    groups = []
+    for number in range(1, prompts + 1):
+        ids = common + (number,) * max(1, prompt - COMMON)
+        groups.append([Encoded(ids + (n,) * length, trained) for n in range(answers)])
+    return groups
 
 
 def largest_batch(cuts: Iterable[Sequence[Encoded]], document_tokens: int) -> TokenBatch:

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar, Unpack
@@ -70,7 +71,10 @@ class Ranks:
     """
 
     def __init__(self, store: Any = None, rank: int = 0, size: int = 1, timeout: float = 0) -> None:
-        self.store, self.rank, self.size, self.timeout = store, rank, size, timeout
+        self.store = store
+        self.rank = rank
+        self.size = size
+        self.timeout = timeout
         self.first = rank == 0
         """True on the rank that writes the run's files and logs."""
         self.mesh: DeviceMesh | None = None
@@ -117,7 +121,8 @@ class Ranks:
         """
         if self.size == 1:
             return map(work, items)
-        items, own = [*items], dict[int, T]()
+        items = [*items]
+        own = dict[int, T]()
         for place in self.in_step(self.share([size(item) for item in items]), 0):
             result = work(items[place])
             own |= {} if self.idle else {place: result}
@@ -158,9 +163,8 @@ class Ranks:
         if self.size == 1 or self.mesh:
             return work(list(items))
         mine = self.share([size(item) for item in items])
-        return self._joined(
-            dict(zip(mine, work([items[place] for place in mine]) if mine else (), strict=True)),
-        )
+        own = work([items[place] for place in mine]) if mine else ()
+        return self._joined(dict(zip(mine, own, strict=True)))
 
     def _joined(self, own: dict[int, T]) -> list[T]:
         """Results of all ranks, in order."""
@@ -244,7 +248,9 @@ class Ranks:
             name=COLLECTIVE,
             daemon=True,
         ).start()
-        patience, deadline, reason = self.timeout, math.inf, ""
+        patience = self.timeout
+        deadline = math.inf
+        reason = ""
         while not reason:
             try:
                 future.result(LOOK_EVERY)
@@ -286,7 +292,8 @@ class Ranks:
         """
         try:
             for other, (before, since) in self.seen.items():
-                sign, name = self._read(f"sign/{other}"), f"rank {other} of {self.size}"
+                sign = self._read(f"sign/{other}")
+                name = f"rank {other} of {self.size}"
                 if words := self._read(f"ended/{other}"):
                     return f"{name} has ended: {words.decode()}"
                 if sign != before:
@@ -307,7 +314,8 @@ class Ranks:
 
     def blamed(self) -> str:
         """The rank that has ended; empty if none has in a while."""
-        deadline, lost = time.monotonic() + 2 * BLAME, ""
+        deadline = time.monotonic() + 2 * BLAME
+        lost = ""
         while not lost and time.monotonic() < deadline:
             lost = self._lost(BLAME)
             time.sleep(LOOK_EVERY / 4)
@@ -352,7 +360,8 @@ def joined(ranks: Ranks, on_gpu: bool, shard: bool = False) -> Iterator[None]:
         LostRankError: a rank has not come, has ended or is lost; it is named.
     """
     # not the one that signs go through: it will wait
-    reason, own = "", dist.PrefixStore("group", ranks.store.clone())
+    reason = ""
+    own = dist.PrefixStore("group", ranks.store.clone())
     # the signs of life decide
     patience = timedelta(days=30)
     try:
@@ -411,14 +420,17 @@ def _settle(future: Future[object], work: Callable[[], object], gpu: int | None)
         future.set_exception(error)
 
 
+@dataclass(eq=False)
 class SharedEngine:
     """An engine on every rank: each samples for its share of the prompts, by their ordinals, and
     all have all groups.
     """
 
-    def __init__(self, engine: Engine, ranks: Ranks) -> None:
-        self.engine, self.ranks = engine, ranks
-        self.policy_version = engine.policy_version
+    engine: Engine
+    ranks: Ranks
+
+    def __post_init__(self) -> None:
+        self.policy_version = self.engine.policy_version
 
     def generate(
         self,
@@ -444,6 +456,7 @@ def shared(engine: Engine, ranks: Ranks) -> Engine:
     return engine if ranks.size == 1 else SharedEngine(engine, ranks)
 
 
+@dataclass(eq=False)
 class FirstEngine:
     """An engine that the first rank alone has, such as one of servers: it samples there, and all
     ranks have the groups.
@@ -452,19 +465,14 @@ class FirstEngine:
         engine: on the first rank; None on the others.
         probe: what the engine compares new weights with; asked of all ranks, for a pass may need
             them.
-        generate: what samples with the engine, such as episodes; unset: the engine itself.
+        sample: what samples with the engine, such as episodes; unset: the engine itself.
     """
 
-    def __init__(
-        self,
-        engine: Any,
-        probe: Callable[[], list[float]],
-        ranks: Ranks,
-        generate: Callable[..., list[RolloutGroup]] | None = None,
-    ) -> None:
-        self.engine, self.probe = engine, probe
-        self.sample = generate
-        self.ranks, self.policy_version = ranks, 0
+    engine: Any
+    probe: Callable[[], list[float]]
+    ranks: Ranks
+    sample: Callable[..., list[RolloutGroup]] | None = None
+    policy_version = 0
 
     def generate(
         self,

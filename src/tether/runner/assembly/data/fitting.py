@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from tether.core.budget import TimeLimit
 from tether.core.errors import RewardError
-from tether.core.rundir import read_note, write_json
+from tether.core.rundir import read_if_there, write_json
 from tether.core.types import Json, Prompt
 from tether.runner.assembly.judges import TextJudge
 from tether.stages.learner.ranks import Ranks
@@ -47,7 +47,7 @@ class Fitting:
         self.clock = limit.clock
         self.reserve = 0.0
         """Seconds of what follows for the prompts that are answered."""
-        noted = read_note(note)
+        noted = read_if_there(note)
         self.limit.before = max(self.limit.before, noted.get("spent", 0.0))
         self.count: int | None = noted.get("count")
         if self.count is None and not limit.bounded:
@@ -168,7 +168,7 @@ def measured_prompts(
         seconds = limit.clock() - begun
         fits = max(probed, math.floor(probed * share / seconds) if seconds else count)
         ranks.once(lambda: write_json(note, {"count": min(count, fits)}))
-    fits = ranks.once(lambda: read_note(note).get("count", count))
+    fits = ranks.once(lambda: read_if_there(note).get("count", count))
     if fits < count:
         words = "%s: its measurements take %d of %d held-out prompts, since its time is limited."
         _LOG.warning(words, note.parent.name, fits, count)
@@ -179,7 +179,7 @@ def has_time(limit: TimeLimit, seconds: float, note: Path) -> bool:
     """True if a control of so many seconds before the first step leaves half of the time to the
     training. The answer is noted, and the same in every start.
     """
-    noted = read_note(note)
+    noted = read_if_there(note)
     if not limit.bounded or "control" in noted:
         return noted.get("control", True)
     fits = limit.spent + seconds + limit.reserve <= limit.seconds / 2

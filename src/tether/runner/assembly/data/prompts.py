@@ -13,7 +13,7 @@ from typing import TypeVar
 from tether.core.digest import digest
 from tether.core.errors import DataError
 from tether.core.protocols import doing
-from tether.core.rundir import read_note, write_json
+from tether.core.rundir import read_if_there, write_json
 from tether.core.types import Prompt
 from tether.data.chat import ChatEncoder
 from tether.data.sources import Quarantine
@@ -146,7 +146,7 @@ def usable_once(
     Raises:
         DataError: no prompt can be used.
     """
-    before = read_note(note)
+    before = read_if_there(note)
     settings = job.model.model_dump(mode="json")
     made_of = digest([max_new_tokens, settings, [prompt.messages for prompt in prompts]])
     if before.get("made_of") == made_of:
@@ -169,7 +169,6 @@ def usable_premises(
     files: Sequence[str],
     count: int | None,
     encoder: ChatEncoder,
-    context_length: int,
     quarantine: Quarantine,
     name: str,
 ) -> list[PremisePair]:
@@ -180,7 +179,7 @@ def usable_premises(
     """
 
     def asked(pairs: list[PremisePair]) -> list[PremisePair]:
-        faults = faults_of(pairs, lambda pair: check_pair(encoder, pair, context_length))
+        faults = faults_of(pairs, lambda pair: check_pair(encoder, pair))
         return drop_faulty(
             pairs,
             faults,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ from tether.core.once import once
 from tether.core.types import Problem, Prompt
 from tether.data.sources import UNUSED_COLUMNS, Quarantine, look, read
 from tether.runner.assembly.job import AnyJob
-from tether.settings.section import PACKAGED, DataConfig, Section
+from tether.settings.section import PACKAGED, DataConfig, Section, calls_functions
 
 T = TypeVar("T")
 
@@ -66,17 +66,13 @@ def rows_of(
     data: DataConfig | None,
     kind: type,
     name: str = "",
-    *,
-    whole: bool = False,
-    used: Iterable[str] = (),
 ) -> tuple[list[Any], Quarantine]:
-    """Rows of a data section of a job, and what had to be set aside; `whole` as in `load_rows`.
-    `used` names more columns in use.
-    """
+    """Rows of a data section of a job, and what had to be set aside."""
     name = name or job.stage
     quarantine = fresh_quarantine(job, name)
+    whole = calls_functions(job.settings)
     rows = load_rows(named(data, name), kind, quarantine, whole=whole)
-    for column in used:
+    for column in job.settings.further_columns:
         del quarantine.unused[column]
     packaged = data is not None and all(Path(path).parent == PACKAGED for path in data.paths)
     # of the rows that come with tether ids and kinds are for people

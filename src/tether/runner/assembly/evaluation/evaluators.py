@@ -123,20 +123,13 @@ def _kl(material: Material) -> PolicyEvaluator:
 
 
 def _sycophancy(material: Material) -> PolicyEvaluator:
-    encoder = material.policy.encoder
+    files = material.files
     count = material.limit
     if count is not None and not material.exactly:
-        count = min(count, len(read_premise_pairs(material.files)))
-    return Sycophancy(
-        usable_premises(
-            material.files,
-            count,
-            encoder,
-            encoder.context_length,
-            material.quarantine,
-            "sycophancy",
-        ),
-    )
+        count = min(count, len(read_premise_pairs(files)))
+    encoder = material.policy.encoder
+    pairs = usable_premises(files, count, encoder, material.quarantine, "sycophancy")
+    return Sycophancy(pairs)
 
 
 def _multiple_choice(material: Material) -> PolicyEvaluator:

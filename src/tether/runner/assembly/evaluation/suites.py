@@ -128,11 +128,12 @@ def check_evaluators(name: str, section: EvaluationSection | EvaluateSection) ->
         raise ConfigError(f"{name}.keep_by = {section.keep_by!r}: {fault}")
 
 
-def chosen_evaluators(suite: str, data: Sequence[str]) -> dict[str, tuple[str, ...]]:
+def chosen_evaluators(suite: str, data: Sequence[str], limit: int | None = None) -> Chosen:
     """The evaluators of a suite, each with its files.
 
     Args:
         data: `NAME=PATH`, several times for several files.
+        limit: only so many rows of each file.
 
     Raises:
         ConfigError: there is no such suite or evaluator, or one has no files.
@@ -153,11 +154,13 @@ def chosen_evaluators(suite: str, data: Sequence[str]) -> dict[str, tuple[str, .
         )
     if idle := [name for name in files if name not in names]:
         raise ConfigError(f"--data {idle[0]}=… has no effect: the suite {suite!r} lacks {idle[0]}")
-    given = {name: EvaluatorData(path=tuple(files.get(name, ()))) for name in dict.fromkeys(names)}
+    given = {
+        name: EvaluatorData(path=tuple(files.get(name, ())), limit=limit)
+        for name in dict.fromkeys(names)
+    }
     if not given:
         raise ConfigError(f"--suite is empty. Suites: {', '.join(SUITES)}")
-    chosen = with_files(given, "--data NAME=PATH", "choose a --suite without it")
-    return {name: entry.files for name, entry in chosen.items()}
+    return with_files(given, "--data NAME=PATH", "choose a --suite without it")
 
 
 def suite_of(chosen: Chosen, material: Material, folder: Path | None = None) -> Suite:
@@ -188,12 +191,12 @@ def evaluate_model(
         ConfigError, DataError, MissingFileError, ModelError: as `chosen_evaluators`, the readers
             and `build.roles.load_policy`.
     """
-    chosen = chosen_evaluators(suite, data)
-    for name, files in chosen.items():
-        EVALUATORS[name].look(files)
+    chosen = chosen_evaluators(suite, data, limit)
+    for name, entry in chosen.items():
+        EVALUATORS[name].look(entry.files)
     aside = {name: Quarantine() for name in (model, against) if name is not None}
-    now = _records(model, chosen, limit, aside[model])
-    base = [] if against is None else _records(against, chosen, limit, aside[against])
+    now = _records(model, chosen, aside[model])
+    base = [] if against is None else _records(against, chosen, aside[against])
     differences = {
         record["evaluator"]: changes(start, record)
         for start, record in zip(base, now, strict=False)
@@ -208,14 +211,8 @@ def evaluate_model(
     )
 
 
-def _records(
-    model: str,
-    chosen: Mapping[str, tuple[str, ...]],
-    limit: int | None,
-    quarantine: Quarantine,
-) -> list[Record]:
+def _records(model: str, chosen: Chosen, quarantine: Quarantine) -> list[Record]:
     role, loaded = load_policy(model)
     policy = MeasuredPolicy(role, encoder_of(loaded), local_engine(role, loaded))
-    entries = {name: EvaluatorData(path=files, limit=limit) for name, files in chosen.items()}
     with ExitStack() as closing:
-        return suite_of(entries, Material(policy, quarantine, closing)).measure(policy, 0, "after")
+        return suite_of(chosen, Material(policy, quarantine, closing)).measure(policy, 0, "after")
