@@ -8,7 +8,7 @@ from tests.runner.test_ensemble import WORDS, recipe
 from tether.core.errors import ConfigError
 from tether.core.rundir import read_json, read_jsonl
 from tether.core.types import Score
-from tether.runner.assembly.evaluation import heldout as online
+from tether.runner.methods import sampling as online
 from tether.runner.run import run_recipe
 
 JUDGED = {"evaluate": {"every": 1, "prompts": 4, "judge": "test"}}

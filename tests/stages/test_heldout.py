@@ -21,9 +21,9 @@ from tether.evaluation.held_out import HeldOutAnswers, HeldOutScores
 from tether.evaluation.peaks import has_fallen
 from tether.evaluation.suite import MeasuredPolicy, Suite
 from tether.evaluation.winrate import gain
-from tether.runner.assembly.evaluation import heldout as online
 from tether.runner.assembly.evaluation.evaluators import EVALUATORS, EvaluatorKind
 from tether.runner.assembly.roles import load_policy, local_engine
+from tether.runner.methods import sampling as online
 from tether.runner.run import run_recipe
 from tether.settings.evaluation import EvaluateConfig
 from tether.settings.reading import build

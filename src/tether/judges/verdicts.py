@@ -123,19 +123,13 @@ def _place_of(
     drawn = [tokens[0][0] if tokens else "" for tokens in likeliest]
     start = "".join(drawn).find(text)
     ends = list(itertools.accumulate(map(len, drawn)))
-    if start >= 0:
-        return next(
-            (tokens for tokens, end in zip(likeliest, ends, strict=True) if end > start + position),
-            None,
-        )
-    return next(
-        (
-            tokens
-            for tokens, token in zip(likeliest, drawn, strict=True)
-            if _option_of(token, options) == option
-        ),
-        None,
-    )
+    for tokens, token, end in zip(likeliest, drawn, ends, strict=True):
+        if start >= 0:
+            if end > start + position:
+                return tokens
+        elif _option_of(token, options) == option:
+            return tokens
+    return None
 
 
 def _option_of(token: str, options: Sequence[str]) -> int | None:

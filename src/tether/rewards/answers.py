@@ -25,11 +25,12 @@ def find_answer(text: str, marks: Sequence[str]) -> str | None:
     if (start := answer_start(text)) is None:
         return None
     answer = text[start:]
-    answers = (_FINDERS[mark](answer) for mark in marks)
-    place = next((place for place in answers if place is not None), None)
-    if place is None and "hashes" in marks and _HASHES.search(answer):
+    for mark in marks:
+        if (place := _FINDERS[mark](answer)) is not None:
+            return place
+    if "hashes" in marks and _HASHES.search(answer):
         return boxed(answer) or _last(_HEADING, answer)  # all #### are headings
-    return place
+    return None
 
 
 def format_part(pattern: str | None, text: str) -> dict[str, float]:

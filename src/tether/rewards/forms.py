@@ -107,13 +107,10 @@ def _check_needed(parameters: Mapping[str, inspect.Parameter], given: Entries) -
         RewardError: no column has its name.
     """
     ignored = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    needed = (
-        name
-        for name, p in parameters.items()
-        if p.default is inspect.Parameter.empty and p.kind not in ignored
-    )
-    if missing := [name for name in needed if name not in given]:
-        raise RewardError(
-            f"it needs {missing[0]!r}, and the rows have no such column; they have: "
-            f"{', '.join(sorted(given))}. Rename the argument, or give it a default value",
-        )
+    for name, parameter in parameters.items():
+        needed = parameter.default is inspect.Parameter.empty and parameter.kind not in ignored
+        if needed and name not in given:
+            raise RewardError(
+                f"it needs {name!r}, and the rows have no such column; they have: "
+                f"{', '.join(sorted(given))}. Rename the argument, or give it a default value",
+            )

@@ -58,7 +58,8 @@ class MajorityReward:
         groups: defaultdict[tuple[str, tuple[int, ...]], list[int]] = defaultdict(list)
         for place, rollout in enumerate(rollouts):
             groups[rollout.prompt.id, tuple(rollout.prompt_ids)].append(place)
-        answers = [self._answer(rollout.whole_text) for rollout in rollouts]
+        texts = [rollout.whole_text for rollout in rollouts]
+        answers = list(map(self._answer, texts))
         alike = self._alike(rollouts, answers, groups.values())
         agreed = [0.0] * len(rollouts)
         for places in groups.values():
@@ -66,10 +67,7 @@ class MajorityReward:
             most = max(counts.values(), default=0)
             for place in places:
                 agreed[place] = float(place in alike and counts[alike[place]] == most)
-        return [
-            self._score(rollout.whole_text, value)
-            for rollout, value in zip(rollouts, agreed, strict=True)
-        ]
+        return list(map(self._score, texts, agreed))
 
     def _score(self, text: str, agreed: float) -> Score:
         parts = {"agreement": agreed, **format_part(self.config.pattern, text)}

@@ -103,12 +103,13 @@ def as_score(value: object, source: str = "the reward function") -> Score:
 def placed(score: Score, rollout: Rollout, source: str) -> Score:
     """The score itself; a failed one where a step ends outside of the response."""
     length = len(rollout.response_ids)
-    if outside := [end for end, _ in score.steps if not 0 <= end < length]:
-        return Score(
-            None,
-            reason=f"{source} returned a step that ends at token {outside[0]} "
-            f"of a response of {length}",
-        )
+    for end, _ in score.steps:
+        if not 0 <= end < length:
+            return Score(
+                None,
+                reason=f"{source} returned a step that ends at token {end} "
+                f"of a response of {length}",
+            )
     return score
 
 
@@ -122,10 +123,11 @@ def _score(value: object) -> Score | None:
         return None if value is None else Score(_number(value))
     if value.value is None:
         return Score(None, reason=str(value.reason)[:LONGEST]) if value.reason else None
-    if taken := next((name for name in TAKEN_PARTS if name in value.parts), None):
-        raise RewardError(
-            f"a Score whose part is named {taken!r}, as a column of the run is: rename the part",
-        )
+    for taken in TAKEN_PARTS:
+        if taken in value.parts:
+            raise RewardError(
+                f"a Score whose part is named {taken!r}, as a column of the run is: rename the part",
+            )
     return Score(
         _number(value.value),
         {str(name): _number(part) for name, part in value.parts.items()},

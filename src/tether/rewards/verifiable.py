@@ -233,6 +233,7 @@ def reasoning_gym_prompts(
         )
     prompts = []
     system = ANSWER_TAG_INSTRUCTION if system is None else system
+    opening = (Message("system", system),) if system else ()
     for index, reply in enumerate(replies):
         if reply.failure:
             raise DataError(
@@ -240,14 +241,8 @@ def reasoning_gym_prompts(
                 f"{reply.failure}: {reply.detail}",
             )
         question, answer, entry = reply.result
-        messages = ((Message("system", system),) if system else ()) + (user(question),)
-        prompts.append(
-            Prompt(
-                messages,
-                f"{task}-{index}",
-                {"answer": answer, "task": task, "config": whole, "entry": entry},
-            ),
-        )
+        facts = {"answer": answer, "task": task, "config": whole, "entry": entry}
+        prompts.append(Prompt((*opening, user(question)), f"{task}-{index}", facts))
     return prompts
 
 

@@ -184,10 +184,9 @@ class RewardSection(RowsSection, RewardConfig):
             yield f"data {NOT_OF_OBJECTIVES.because}"
         if self.members > 1:
             yield "members and objectives do not go together: each objective has one model"
-        if taken := [
-            name for name in self.objectives if name in TAKEN or re.match("round-[0-9]", name)
-        ]:
-            yield f"an objective cannot be called {min(taken)!r}: something else in the run is"
+        for name in sorted(self.objectives):
+            if name in TAKEN or re.match("round-[0-9]", name):
+                yield f"an objective cannot be called {name!r}: something else in the run is"
 
     def faults(self) -> Iterator[str]:
         lora = self.lora

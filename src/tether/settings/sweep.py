@@ -62,10 +62,11 @@ def sweep_faults(
             yield f"sweep has {key!r} twice: write all of its values in one list"
         if outer := next((name for name in names if key.startswith(f"{name}.")), None):
             yield f"sweep varies {outer!r} and {key!r}, which is part of it. Leave one of them out"
-        if key.split(".")[0] in PER_RUN:
+        first = key.partition(".")[0]
+        if first in PER_RUN:
             yield f"sweep varies {key!r}, which belongs to the whole run. Leave it out"
-        if key.split(".")[0] in missing:
-            yield f"sweep varies {key!r}, and the recipe has no [{key.split('.')[0]}] section"
+        if first in missing:
+            yield f"sweep varies {key!r}, and the recipe has no [{first}] section"
         if not isinstance(values, list) or not values:
             yield f"sweep.{key} is a list of values, such as [0.01, 0.05]"
             continue

@@ -165,16 +165,15 @@ class HeldOut:
             if best_step(self._choice({**self.run.held_out(), step: columns})) == step:
                 self._keep(step, self.learner)
         lengths = _lengths(records["held_out"])
-        row = {"step": step, "name": self.name, **lengths, "scores": columns}
+        row: Json = {"step": step, "name": self.name, **lengths, "scores": columns}
         premises = records.get("sycophancy")
-        self.run.hold_out({**row, "sycophancy": premises["figures"]} if premises else row)
-        present = {
-            key: values for key, column in columns.items() if (values := without_none(column))
-        }
-        metrics = {
-            f"{self.name}/{key}": statistics.fmean(values) for key, values in present.items()
-        }
-        metrics[f"{self.name}/length"] = lengths["length"]
+        if premises:
+            row["sycophancy"] = premises["figures"]
+        self.run.hold_out(row)
+        metrics = {f"{self.name}/length": lengths["length"]}
+        for key, column in columns.items():
+            if values := without_none(column):
+                metrics[f"{self.name}/{key}"] = statistics.fmean(values)
         metrics |= {
             f"{name}/{key}": fields["value"]
             for name, record in records.items()
@@ -187,7 +186,9 @@ class HeldOut:
             low, high = (premises["figures"]["shift"][end] for end in ("low", "high"))
             if low is not None and high is not None:
                 metrics["sycophancy/error"] = (high - low) / 3.92
-        return {**metrics, **(self._sharpening(lengths["entropy"], columns) if step else {})}
+        if step:
+            metrics |= self._sharpening(lengths["entropy"], columns)
+        return metrics
 
     def _choice(self, measured: Measured) -> dict[int, dict[str, Scores]]:
         """By step the numbers by whose mean the best weights are chosen, high ones being good."""

@@ -165,12 +165,8 @@ class RewardModeling:
             heads = torch.cat([self.heads(sequences_of(micro)) for micro in micros])
         scores = heads.double().requires_grad_(True)
         lengths = scores.new_tensor([s.num_trained for s in sequences])
-        loss = self.config.disentangle_length * length_disentangling_loss(
-            scores[:, 0],
-            scores[:, 1],
-            lengths,
-        )
-        (slopes,) = torch.autograd.grad(loss, scores)
+        loss = length_disentangling_loss(scores[:, 0], scores[:, 1], lengths)
+        (slopes,) = torch.autograd.grad(self.config.disentangle_length * loss, scores)
         # equal texts weigh alike
         return {s.ids: slope for s, slope in zip(sequences, slopes.to(heads), strict=True)}
 

@@ -421,11 +421,13 @@ def step_metrics(
         critic: there are values, and rewards a token.
     """
     mask = experience.mask
+    written = experience.written_mask
     rollouts = experience.rollouts
-    responses = experience.mask.any(-1)
-    metrics = sample_metrics(rollouts, experience.scores)
-    seen = experience.written_mask & experience.has_logprobs[:, None]
-    if spreads := [score.parts["spread"] for score in experience.scores if "spread" in score.parts]:
+    scores = experience.scores
+    values = experience.values
+    metrics = sample_metrics(rollouts, scores)
+    seen = written & experience.has_logprobs[:, None]
+    if spreads := [score.parts["spread"] for score in scores if "spread" in score.parts]:
         metrics["reward/spread"] = statistics.fmean(spreads)
     if bool(seen.any()):
         metrics["policy/entropy"] = float(masked_mean(experience.entropy, seen))
@@ -435,21 +437,15 @@ def step_metrics(
     if coefficient is not None:
         metrics["kl/coefficient"] = coefficient
         both = experience.has_logprobs & experience.has_reference
-        kl = (
-            kl_policy_reference_k1(experience.logprobs, experience.reference_logprobs)
-            * experience.written_mask
-        ).sum(-1)
+        ratios = kl_policy_reference_k1(experience.logprobs, experience.reference_logprobs)
         if bool(both.any()):
-            mean_kl = float(masked_mean(kl, both))
+            mean_kl = float(masked_mean((ratios * written).sum(-1), both))
             metrics |= {"kl/policy_reference_k1": mean_kl, "reward/kl": -coefficient * mean_kl}
     if critic:
-        metrics["reward/shaped"] = float(
-            masked_mean((experience.rewards * mask).sum(-1), responses),
-        )
-        metrics["value/explained_variance"] = explained_variance(
-            experience.values,
-            experience.returns,
-            mask,
-        )
-        metrics["value/mean"] = float(masked_mean(experience.values, mask))
+        rewards = (experience.rewards * mask).sum(-1)
+        metrics |= {
+            "reward/shaped": float(masked_mean(rewards, mask.any(-1))),
+            "value/explained_variance": explained_variance(values, experience.returns, mask),
+            "value/mean": float(masked_mean(values, mask)),
+        }
     return metrics

@@ -48,26 +48,30 @@ def served_reward(job: Job[OnlineSection], ranks: Ranks) -> ServedReward:
         ConfigError: the cluster cannot be reached, or is too small.
     """
     section = job.settings
-    config = job.settings.reward_servers
+    source = section.reward_source
+    config = section.reward_servers
     settings = reward_settings(job)
     folder = job.folder / "reward"
+    path = folder / "settings.json"
     assert config is not None
     if not ranks.first:
-        return ServedReward(section.reward_source, None, config, folder, "")
-    write_json(folder / "settings.json", settings)
+        return ServedReward(source, None, config, folder, "")
+    write_json(path, settings)
 
     def command(host: str, port: int) -> Sequence[str]:
-        own = str((folder / "settings.json").resolve())
-        return sys.executable, "-m", "tether", "rewards", own, "--host", host, "--port", str(port)
+        where = str(path.resolve()), "--host", host, "--port", str(port)
+        return sys.executable, "-m", "tether", "rewards", *where
 
     on_device = section.reward_kind.on_every_rank
     device = pick_device(job.model.device).type if on_device else "cpu"
-    threads = max(1, torch.get_num_threads() // max(1, len(config.names))) if device == "cpu" else 0
+    threads = 0
+    if device == "cpu":
+        threads = max(1, torch.get_num_threads() // max(1, len(config.names)))
     placement = Placement(job.on, job.model.device, ranks.size)
     servers = placement.servers_for(config, command, folder, threads, device)
     if section.function is not None:  # calls as in this process
         config = config.model_copy(update={"batch": section.function.batch})
-    return ServedReward(section.reward_source, servers, config, folder, digest(settings["reward"]))
+    return ServedReward(source, servers, config, folder, digest(settings["reward"]))
 
 
 def settings_server(

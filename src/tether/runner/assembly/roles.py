@@ -373,7 +373,7 @@ def load_policy(
             return Role(loaded.model), loaded
         attach(loaded, own, "policy")
         return Role(loaded.model, "policy"), loaded
-    if (scorer := next(filter(is_role, (folder, folder / "model")), None)) is not None:
+    for scorer in filter(is_role, (folder, folder / "model")):
         raise ModelError(
             f"{path} is a {read_role(scorer)['kind']} model, which scores and does not answer. "
             "Give the folder of a policy.",

@@ -114,10 +114,11 @@ def train(
             "about more pairs",
         )
     write_rows(run.path / "pairs.jsonl", comparisons)
+    if chosen is not None:
+        summary["asked"] = len(chosen)
     return {
         "num_pairs": len(comparisons),
         "num_prompts": len(prompts),
-        **({} if chosen is None else {"asked": len(chosen)}),
         **summary,
         "seconds": time.perf_counter() - start,
     }

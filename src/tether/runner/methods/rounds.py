@@ -254,7 +254,9 @@ class _Round:
             counts["proxy"] = statistics.fmean(values)
             counts["proxy_std"] = statistics.pstdev(values)
         counts |= _looks(rollouts)
-        return made, counts | ({"failed_rewards_by_reason": reasons} if reasons else {})
+        if reasons:
+            counts["failed_rewards_by_reason"] = reasons
+        return made, counts
 
     def _scored(self, rollouts: Sequence[Rollout]) -> tuple[list[Score], dict[str, int]]:
         """Scores of all samples, the samples of a prompt together, and the reasons of failures; the

@@ -110,15 +110,16 @@ def _finished(run: RunDirectory, section: Section, summary: Json, quarantine: Qu
         still = check_movement(steps, section.learning.model_dump(mode="json"), summary)
         noticed = []
         if isinstance(still, Finding):
-            alarm = Alarm(
-                detector="unmoved",
-                step=steps[-1]["step"],
-                value=1.0,
-                threshold=1.0,
-                message=f"{still.message.rstrip('.')}: {still.evidence}",
-                advice=still.advice,
+            noticed.append(
+                Alarm(
+                    detector="unmoved",
+                    step=steps[-1]["step"],
+                    value=1.0,
+                    threshold=1.0,
+                    message=f"{still.message.rstrip('.')}: {still.evidence}",
+                    advice=still.advice,
+                ),
             )
-            noticed.append(alarm)
         # an empty file shows that the detectors ran
         run.alarm(noticed)
     if steps:
@@ -126,8 +127,8 @@ def _finished(run: RunDirectory, section: Section, summary: Json, quarantine: Qu
     summary["quarantine"] = quarantine.summary()
     if quarantine.unused:
         summary["columns_not_used"] = dict(quarantine.unused)
-    manifest = read_json(run.path / "manifest.json")
-    summary |= {CHANGED: manifest[CHANGED]} if manifest.get(CHANGED) else {}
+    if changed := read_json(run.path / "manifest.json").get(CHANGED):
+        summary[CHANGED] = changed
     if skipped := len(list((run.path / "skipped").glob("step-*.json"))):
         summary["steps_left_out"] = skipped
     summary |= peak_memory()

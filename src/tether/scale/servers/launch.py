@@ -150,15 +150,12 @@ class Servers:
         self.folder = folder
         self.addresses = dict(addresses or {})
         self.token = new_token()
-        self.environment = (
-            QUIET
-            | {TOKEN: self.token, "VLLM_API_KEY": self.token}
-            | (
-                {"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-                if threads
-                else {}
-            )
-        )
+        self.environment = {**QUIET, TOKEN: self.token, "VLLM_API_KEY": self.token}
+        if threads:
+            self.environment |= {
+                "OMP_NUM_THREADS": str(threads),
+                "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            }
         self.started = set(names)
         self.launcher = launcher or Processes()
         self.names = [*names, *self.addresses]

@@ -317,9 +317,9 @@ def _fault(norm: float, losses: Sequence[float], broken: bool) -> tuple[str, str
     """The number that forbids an update, and its value; `broken`: the loss of some rank is not
     finite.
     """
-    wrong = next((loss for loss in losses if not math.isfinite(loss)), None)
-    if wrong is not None:
-        return "loss", str(wrong)
+    for loss in losses:
+        if not math.isfinite(loss):
+            return "loss", str(loss)
     if broken:
         return "loss", "not finite"
     return None if math.isfinite(norm) else ("gradient", "not finite")

@@ -83,11 +83,12 @@ def recipe_evaluators(name: str, section: EvaluationSection | EvaluateSection) -
     Raises:
         ConfigError: there is no such evaluator; and as `with_files`.
     """
-    if wrong := [key for key in section.evaluators if key not in EVALUATORS]:
-        raise ConfigError(
-            f"{name}.evaluators: no evaluator is called {wrong[0]!r}. There are: "
-            f"{', '.join(key for key, row in EVALUATORS.items() if row.data)}",
-        )
+    for key in section.evaluators:
+        if key not in EVALUATORS:
+            raise ConfigError(
+                f"{name}.evaluators: no evaluator is called {key!r}. There are: "
+                f"{', '.join(name for name, row in EVALUATORS.items() if row.data)}",
+            )
     chosen = dict(section.evaluators)
     if (premises := section.sycophancy) is not None:
         if "sycophancy" in chosen:
@@ -147,13 +148,15 @@ def chosen_evaluators(suite: str, data: Sequence[str], limit: int | None = None)
         if not path:
             raise ConfigError(f"--data is NAME=PATH, such as multiple_choice=arc.jsonl: {entry!r}")
         files.setdefault(name.strip().replace("-", "_"), []).append(path)
-    if wrong := [name for name in (*names, *files) if name not in EVALUATORS]:
-        raise ConfigError(
-            f"no suite or evaluator is called {wrong[0]!r}. Suites: {', '.join(SUITES)}; "
-            f"evaluators: {', '.join(name for name, row in EVALUATORS.items() if row.data)}",
-        )
-    if idle := [name for name in files if name not in names]:
-        raise ConfigError(f"--data {idle[0]}=… has no effect: the suite {suite!r} lacks {idle[0]}")
+    for name in (*names, *files):
+        if name not in EVALUATORS:
+            raise ConfigError(
+                f"no suite or evaluator is called {name!r}. Suites: {', '.join(SUITES)}; "
+                f"evaluators: {', '.join(name for name, row in EVALUATORS.items() if row.data)}",
+            )
+    for name in files:
+        if name not in names:
+            raise ConfigError(f"--data {name}=… has no effect: the suite {suite!r} lacks {name}")
     given = {
         name: EvaluatorData(path=tuple(files.get(name, ())), limit=limit)
         for name in dict.fromkeys(names)
