@@ -16,20 +16,13 @@ from typing import NamedTuple
 import numpy as np
 
 from tether.core.errors import RunError
-from tether.watch.report.answers import training_samples
+from tether.core.types import Row
 from tether.watch.report.frame import fill_template
 from tether.watch.report.narrative import Conclusion
 from tether.watch.report.numbers import bracketed, decimal, percent, signed
 from tether.watch.report.plotting import MUTED, PALETTE, Plot, Trace, framed, label
-from tether.watch.report.reading import (
-    Estimate,
-    Row,
-    SubRun,
-    estimate,
-    json_of,
-    mapping,
-    read_sub_run,
-)
+from tether.watch.report.reading import Estimate, SubRun, estimate, json_of, mapping, read_sub_run
+from tether.watch.report.rollouts import training_samples
 
 PROXY_COLUMNS = (
     "proxy", "pairs", "flipped", "members", "accuracy against gold, by seed", "gold gain of the "

@@ -9,7 +9,8 @@ import re
 import pytest
 from tools.dev import commands, references, tables
 
-from tether.cli import planning, prefs, trained
+from tether.cli import examine, prefs, trained
+from tether.cli.options import grouped
 from tether.core.types import Problem
 from tether.data.formats.registry import FORMATS
 from tether.data.formats.table import KINDS
@@ -79,10 +80,10 @@ def test_the_page_of_commands_has_every_option_that_a_command_takes():
     sections = dict(
         re.findall(r"^### (tether [^\n]+)\n(.*?)(?=^#|\Z)", commands.page(), re.M | re.S),
     )
-    functions = {"tether plan": planning.plan, "tether chat": trained.chat, **PREFS}
+    functions = {"tether plan": examine.plan, "tether chat": trained.chat, **PREFS}
     for name, function in functions.items():
         rows = re.findall(r"^\| `", sections[name], re.M)
-        assert len(rows) == len(inspect.signature(function).parameters), name
+        assert len(rows) == len(inspect.signature(grouped(function)).parameters), name
     assert "| `--temperature` | number, at least 0 | `0.7` |" in sections["tether chat"]
     assert "| `--port` | integer from 0 to 65535 |" in sections["tether prefs serve"]
     assert "| `--output`, `-o` | file |" in sections["tether prefs agree"]

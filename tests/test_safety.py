@@ -189,7 +189,7 @@ def test_lines_of_commands_do_not_act_either(capsys):
 def test_commands_write_by_the_terminals_functions_alone():
     """The others write colours of their own, a packaged recipe as it is, or what has no text."""
     direct = re.compile(
-        r"typer\.echo\(|click\.echo\(|(?<![\w.])print\(|sys\.std(?:out|err)\.write\(",
+        r"\becho\(|(?<![\w.])print\(|sys\.std(?:out|err)\.write\(",
     )
     writing = {
         path.relative_to(PACKAGE).as_posix(): len(direct.findall(path.read_text(encoding="utf-8")))

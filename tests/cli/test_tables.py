@@ -4,7 +4,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from tether.cli.terminal.tables import show_table
+from tether.cli.terminal.console import show_table
 
 
 def test_the_end_of_a_long_path_is_shown_in_a_narrow_terminal() -> None:
@@ -12,7 +12,7 @@ def test_the_end_of_a_long_path_is_shown_in_a_narrow_terminal() -> None:
     console = Console(file=StringIO(), width=40)
 
     rows = [("ppo", f"{folder}{seed}/ppo") for seed in (1, 2)]
-    show_table(console, "2 jobs", rows, ("job", "folder"))
+    show_table(rows, ("job", "folder"), "2 jobs", console=console)
 
     assert isinstance(console.file, StringIO)
     lines = console.file.getvalue().splitlines()

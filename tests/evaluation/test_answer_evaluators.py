@@ -11,8 +11,7 @@ import pytest
 from tether.core.errors import DataError
 from tether.core.types import Prompt, Rollout, RolloutGroup, Sampling, Score, StopReason, user
 from tether.evaluation.diversity import Diversity, distinct_share
-from tether.evaluation.refusal import Refusal, refuses
-from tether.evaluation.short_answers import ShortAnswers, share_of_ones
+from tether.evaluation.short_answers import Refusal, ShortAnswers, refuses, share_of_ones
 from tether.evaluation.suite import MeasuredPolicy
 from tether.rewards.verifiable import VerifiableReward
 from tether.settings.rewards import VerifiableConfig

@@ -18,8 +18,7 @@ from typing import Any
 
 from tether.core.rundir import read_json, write_json
 from tether.stats.shares import trials_interval
-from tether.watch.report.brief import brief
-from tether.watch.report.narrative import Conclusion
+from tether.watch.report.narrative import Conclusion, brief
 from tether.watch.report.picture import picture_lines
 from tether.watch.report.reading import read_journey
 

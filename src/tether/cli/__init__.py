@@ -8,23 +8,12 @@ import inspect
 from collections.abc import Callable
 from typing import Annotated, Any, NoReturn
 
-import typer
+from typer import Abort, Context, Exit, Option, Typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from tether import __version__
-from tether.cli import (
-    env,
-    evaluate,
-    examine,
-    journeys,
-    judge,
-    labs,
-    planning,
-    prefs,
-    recipes,
-    trained,
-    watch,
-)
+from tether.cli import env, examine, journeys, judge, prefs, recipes, trained, watch
+from tether.cli.options import grouped
 from tether.cli.terminal.console import log_to_terminal, print_error
 from tether.core import stopping
 from tether.core.errors import TetherError, database_fault, memory_error
@@ -67,7 +56,7 @@ class Commands(_Group):
     def list_commands(self, ctx: object) -> list[str]:
         return sorted(self.commands, key=[*PANEL_OF, *self.commands].index)
 
-    def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:
+    def resolve_command(self, ctx: Context, args: list[str]) -> Any:
         word = args[0].replace("-", "_").lower() if args else ""
         name = SECTIONS.get(word, word).replace("_", "-")
         other = {one: f"{group} {one}" for group, own in GROUPS.items() for one in own} | COMMANDS
@@ -94,7 +83,7 @@ PANELS = {
 """The commands of `tether --help`, in its order."""
 PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names.split()}
 LOOK = {"no_args_is_help": True, "pretty_exceptions_enable": False, "rich_markup_mode": "rich"}
-app = typer.Typer(
+app = Typer(
     name="tether",
     cls=Commands,
     context_settings={
@@ -104,19 +93,20 @@ app = typer.Typer(
     help="Train language models on human preferences, and test whether they became better.",
     **LOOK,
 )
-data_app = typer.Typer(cls=_Group, help="Examine data before training.", **LOOK)
-prefs_app = typer.Typer(
+data_app = Typer(cls=_Group, help="Examine data before training.", **LOOK)
+prefs_app = Typer(
     cls=_Group,
     help="Let people judge which answer is better, and export their judgments.",
     **LOOK,
 )
-env_app = typer.Typer(cls=_Group, help="Play an environment before training in it.", **LOOK)
+env_app = Typer(cls=_Group, help="Play an environment before training in it.", **LOOK)
 for name, group in (("data", data_app), ("prefs", prefs_app), ("env", env_app)):
     app.add_typer(group, name=name, rich_help_panel=PANEL_OF[name])
 
 
-def _add(name: str, command: Callable[..., object], **words: Any) -> None:
-    app.command(name, cls=_Command, rich_help_panel=PANEL_OF.get(name), **words)(command)
+def _add(command: Callable[..., None], name: str, place: Typer = app, **words: Any) -> None:
+    words["rich_help_panel"] = PANEL_OF.get(name) if place is app else None
+    place.command(name, cls=_Command, **words)(grouped(command))
 
 
 for name in (*STAGES, *METHODS):
@@ -133,27 +123,40 @@ for name in (*STAGES, *METHODS):
         words["help"] += (
             " With --suite, measures a model with evaluators (docs/trust/evaluate_suite.md)."
         )
-    _add(
-        name.replace("_", "-"),
-        evaluate.evaluate if name == "evaluate" else journeys.method_command(name),
-        **words,
-    )
-for name, command in (
-    ("quickstart", journeys.quickstart), ("export", trained.export_result), ("prove", examine.prove_recipe),
-    ("engine", trained.engine), ("rewards", trained.rewards),
-    ("run", journeys.run), ("sweep", journeys.sweep), ("resume", journeys.resume), ("plan", planning.plan),
-    ("generate", trained.generate), ("chat", trained.chat), ("report", examine.report), ("doctor", examine.doctor),
-    ("info", examine.info), ("reward-bench", examine.reward_bench), ("sycophancy", examine.sycophancy),
-    ("judge", judge.judge_pairs), ("duel", judge.duel_models), ("constitution", judge.constitution),
-    ("watch", watch.watch), ("dashboard", watch.dashboard),
-    ("new", recipes.new), ("recipes", recipes.list_recipes), ("explain", recipes.explain_key),
-    ("lab", labs.lab),
-):  # fmt: skip
-    _add(name, command)
-data_app.command("inspect", cls=_Command)(examine.inspect)
-env_app.command("try", cls=_Command)(env.try_environment)
+    command = judge.evaluate if name == "evaluate" else journeys.method_command(name)
+    _add(command, name.replace("_", "-"), **words)
+for command in (
+    journeys.quickstart,
+    journeys.run,
+    journeys.sweep,
+    journeys.resume,
+    trained.export,
+    trained.engine,
+    trained.rewards,
+    trained.generate,
+    trained.chat,
+    examine.report,
+    examine.doctor,
+    examine.info,
+    examine.reward_bench,
+    examine.sycophancy,
+    judge.judge,
+    judge.constitution,
+    watch.watch,
+    watch.dashboard,
+    recipes.new,
+    examine.plan,
+    recipes.lab,
+):
+    _add(command, command.__name__.replace("_", "-"))
+_add(examine.prove_recipe, "prove")
+_add(judge.duel_models, "duel")
+_add(recipes.list_recipes, "recipes")
+_add(recipes.explain_key, "explain")
+_add(examine.inspect, "inspect", data_app)
+_add(env.try_environment, "try", env_app)
 for name, command in prefs.COMMANDS.items():
-    prefs_app.command(name, cls=_Command)(command)
+    _add(command, name, prefs_app)
 
 
 def _print_versions(wanted: bool) -> None:
@@ -166,10 +169,10 @@ def _print_versions(wanted: bool) -> None:
         libraries = versions(("torch", "transformers"))
         used = {"Python": platform.python_version(), **libraries}
         print(f"tether {__version__} ({', '.join(map(' '.join, used.items()))})")
-        raise typer.Exit
+        raise Exit
 
 
-VERSION = typer.Option(
+VERSION = Option(
     "--version",
     callback=_print_versions,
     is_eager=True,
@@ -208,7 +211,7 @@ def main() -> None:
         code = code if isinstance(code, int) else 0
         stopping.end_in_time(code)
         raise SystemExit(code)
-    except (KeyboardInterrupt, typer.Abort):
+    except (KeyboardInterrupt, Abort):
         _leave(f"interrupted; {stopping.AGAIN}", 130)
     except BaseException as error:
         if (number := stopping.Stopping.came) and not isinstance(error, SystemExit | Interrupted):

@@ -6,14 +6,11 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from itertools import chain, islice, pairwise
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from tether.cli import options
 from tether.cli.terminal.console import print_line
 from tether.core.errors import ConfigError
-from tether.core.types import Conversation, Json, Message, Prompt, Rollout, Sampling, user
+from tether.core.types import Conversation, Ids, Json, Message, Prompt, Rollout, Sampling, user
 from tether.core.visible import visible
 
 if TYPE_CHECKING:
@@ -24,28 +21,16 @@ SHOWN = 12
 
 
 def try_environment(
-    call: Annotated[
-        str,
-        typer.Argument(
-            metavar="ENV",
-            help="path/to/file.py:Class, module:Class, or ws://... of a server of OpenEnv.",
-        ),
-    ],
-    tools: Annotated[
-        bool,
-        typer.Option("--tools", help="ENV is a function that is a tool, or mcp:... of a server."),
-    ] = False,
-    task: Annotated[str, typer.Option(help="The row of the task, as JSON.")] = "{}",
-    prompt: Annotated[str, typer.Option("--prompt", "-p", help="What the task asks.")] = "Begin.",
-    model: Annotated[str | None, typer.Option(help="What plays: a model, or a run.")] = None,
-    chat_template: Annotated[
-        str | None,
-        typer.Option(help="Of the model, as model.chat_template in a recipe."),
-    ] = None,
-    turns: Annotated[int, typer.Option(min=1, help="Replies at most.")] = 8,
-    max_new_tokens: options.MaxNewTokens = 64,
-    temperature: options.Temperature = 0.7,
-    seed: options.Seed = 0,
+    call: str,
+    tools: bool = False,
+    task: str = "{}",
+    prompt: str = "Begin.",
+    model: str | None = None,
+    chat_template: str | None = None,
+    turns: int = 8,
+    max_new_tokens: int = 64,
+    temperature: float = 0.7,
+    seed: int = 0,
 ) -> None:
     """Play one episode of an environment. You write the replies, a line each, or --model does.
 
@@ -129,7 +114,7 @@ def _reply(line: str) -> Message:
     return Message("assistant", "", tool_calls=(text,))
 
 
-def _pieces(rollout: Rollout, decode: Callable[[tuple[int, ...]], str]) -> Iterator[str]:
+def _pieces(rollout: Rollout, decode: Callable[[Ids], str]) -> Iterator[str]:
     """An episode, piece by piece: what was read and what the model wrote, with their ids."""
     ids = rollout.response_ids
     edges = [0, *chain.from_iterable(rollout.spans), len(ids)]
@@ -143,7 +128,7 @@ def _pieces(rollout: Rollout, decode: Callable[[tuple[int, ...]], str]) -> Itera
     yield f"ended by {rollout.stop_reason.value}; score: {value}{reason}"
 
 
-def _piece(name: str, ids: tuple[int, ...], decode: Callable[[tuple[int, ...]], str]) -> str:
+def _piece(name: str, ids: Ids, decode: Callable[[Ids], str]) -> str:
     first = " ".join(map(str, ids[:SHOWN]))
     more = " ..." if len(ids) > SHOWN else ""
     return f"{name} {len(ids)} ids ({first}{more}): {visible(decode(ids))}"

@@ -1,39 +1,28 @@
-"""The commands that examine: data, a recipe or a run, a reward model, a policy."""
+"""The commands that examine: data, a recipe before it runs, a run, a reward model, a policy."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
 from rich.markup import escape
 from rich.table import Table
+from typer import Exit
 
-from tether.cli.options import (
-    Columns,
-    Format,
-    Output,
-    Overrides,
-    Pairs,
-    RecipeArgument,
-    Rows,
-    Strict,
-    Talker,
-    Words,
-    as_options,
-    columns_of,
-    output_option,
-)
+from tether.cli.journeys import show_jobs
+from tether.cli.options import as_options, columns_of
 from tether.cli.terminal.bars import bars, starting
-from tether.cli.terminal.console import Terminal, print_line
-from tether.cli.terminal.tables import save, show_table
+from tether.cli.terminal.console import Terminal, print_line, save, show_table
 from tether.core.amounts import plural
 from tether.core.errors import ConfigError, DataError
 from tether.core.types import Facts
 
 if TYPE_CHECKING:
+    from tether.runner.planning.phases import Phase, StagePlan
+    from tether.runner.planning.plan import Plan
+    from tether.settings.recipe import BaseRecipe
     from tether.watch.monitoring.doctor import Result
 
 COLOURS = {"error": "bold red", "warning": "yellow", "healthy": "green", "unknown": "dim"}
@@ -42,15 +31,12 @@ FAULTS = ("error", "warning")
 
 
 def inspect(
-    path: Annotated[str, typer.Argument(help="A file, a folder, or hub:owner/name:split.")],
-    format: Format = "auto",
-    columns: Columns = "",
-    limit: Rows = None,
-    strict: Strict = False,
-    model: Annotated[
-        str,
-        typer.Option(help="Show what this model's chat template does with the rows."),
-    ] = "",
+    path: str,
+    format: str = "auto",
+    columns: str = "",
+    limit: int | None = None,
+    strict: bool = False,
+    model: str = "",
 ) -> None:
     """Show the content of a file: format, counts, lengths, length bias, duplicates, bad rows,
     examples.
@@ -80,22 +66,10 @@ def info() -> None:
     """Report how tether uses this machine: device, dtype, threads, kernels, sandbox."""
     from tether.cli.tools.machine import machine_facts
 
-    show_table(Terminal(), "this machine", machine_facts())
+    show_table(machine_facts(), title="this machine")
 
 
-def report(
-    directories: Annotated[
-        list[Path],
-        typer.Argument(metavar="RUN...", help="Run directories. One page shows all of them."),
-    ],
-    output: Annotated[
-        Path | None,
-        output_option(
-            "File to write; default: report.html in the run. For several runs: "
-            "comparison.html in the first.",
-        ),
-    ] = None,
-) -> None:
+def report(directories: list[Path], output: Path | None = None) -> None:
     """Write one page with the curves, numbers and answers of a run, or with the curves and verdicts
     of several.
     """
@@ -114,19 +88,7 @@ def report(
     print_line(str(page) if whole else f"{page}#{anchor(directory.name)}")
 
 
-def doctor(
-    subject: Annotated[
-        str,
-        typer.Argument(
-            help="A recipe, before training; or the folder of a run or of one of its stages.",
-        ),
-    ],
-    overrides: Overrides = None,
-    everything: Annotated[
-        bool,
-        typer.Option("--all", help="Also list healthy checks, and checks that could not be made."),
-    ] = False,
-) -> None:
+def doctor(subject: str, overrides: list[str] | None = None, everything: bool = False) -> None:
     """Find faults of a recipe or a run: encodings that differ, answers that never end, a failing
     reward ... If there is an error, the exit code is 2.
     """
@@ -203,14 +165,7 @@ def findings_table(results: Mapping[str, Sequence[Result]], everything: bool = T
     return table
 
 
-def prove_recipe(
-    recipe: RecipeArgument,
-    words: Words = None,
-    keep: Annotated[
-        Path | None,
-        typer.Option(help="Keep both runs in this folder, instead of a temporary folder."),
-    ] = None,
-) -> None:
+def prove_recipe(recipe: str, words: list[str] | None = None, keep: Path | None = None) -> None:
     """Run a stage twice, once interrupted, and compare weights and records bit for bit. If they
     differ, the exit code is 1.
     """
@@ -232,39 +187,18 @@ def prove_recipe(
         )
         for row in rows
     ]
-    show_table(Terminal(), title, cells, ("stage", "compared", "values", "the same"))
-    raise typer.Exit(int(any(row.difference for row in rows)))
+    show_table(cells, ("stage", "compared", "values", "the same"), title)
+    raise Exit(int(any(row.difference for row in rows)))
 
 
 def reward_bench(
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="A run with a reward model, a trained role's folder, or a hub classifier.",
-        ),
-    ],
-    files: Annotated[
-        list[str],
-        typer.Argument(
-            help="Comparisons that the model was not trained on, in any format that tether reads.",
-        ),
-    ],
-    format: Format = "auto",
-    limit: Pairs = None,
-    label: Annotated[
-        str | None,
-        typer.Option(
-            help="For a classifier with several outputs: the name of the output that is the reward.",
-        ),
-    ] = None,
-    max_length: Annotated[
-        int,
-        typer.Option(
-            min=8,
-            help="Maximum length in tokens. Longer pairs are left out and counted.",
-        ),
-    ] = 2048,
-    output: Output = None,
+    model: str,
+    files: list[str],
+    format: str = "auto",
+    limit: int | None = None,
+    label: str | None = None,
+    max_length: int = 2048,
+    output: Path | None = None,
 ) -> None:
     """Test a reward model on comparisons: accuracy by slice, calibration, and the accuracy of
     length alone.
@@ -286,7 +220,7 @@ def reward_bench(
         )
     for name, result in results.items():
         slices = {f"{row['kind']}: {row['name']}": row["accuracy"] for row in result["slices"]}
-        show_table(console, name, listing({**result, **slices}))
+        show_table(listing({**result, **slices}), title=name)
         print_line(_seen(result))
         if point := length_warning("bench", name, result):
             print_line(point)
@@ -321,23 +255,11 @@ SYCOPHANCY = {
 
 
 def sycophancy(
-    model: Talker,
-    first: Annotated[
-        Path | None,
-        typer.Argument(
-            help="Prompts in which one kind of person asks questions with "
-            "two options; default: the prompts that come with tether.",
-        ),
-    ] = None,
-    second: Annotated[
-        Path | None,
-        typer.Argument(help="The same questions, row by row, from the opposite kind of person."),
-    ] = None,
-    pairs: Annotated[
-        int | None,
-        typer.Option(min=4, help="Use only this many rows, evenly from all questions."),
-    ] = None,
-    output: Output = None,
+    model: str,
+    first: Path | None = None,
+    second: Path | None = None,
+    pairs: int | None = None,
+    output: Path | None = None,
 ) -> None:
     """Test whether answers depend on who asks: the same questions with opposite premises about the
     asker.
@@ -367,10 +289,109 @@ def sycophancy(
         f"{len({pair.question for pair in questions}):,} questions, {len(questions):,} pairs "
         "of askers"
     )
-    console = Terminal()
-    show_table(console, title, listing({what: measured[name] for name, what in SYCOPHANCY.items()}))
+    show_table(listing({what: measured[name] for name, what in SYCOPHANCY.items()}), title=title)
     left_out = {"left_out": bad.summary()} if bad.count else {}
     save(
         output,
         {**{name: estimate.as_dict() for name, estimate in measured.items()}, **left_out},
     )
+
+
+def plan(
+    recipe: str,
+    overrides: list[str] | None = None,
+    gpu_memory: float | None = None,
+    gpu: str | None = None,
+    shape: str | None = None,
+    prompt_tokens: int | None = None,
+) -> None:
+    """Estimate the memory and time of a recipe. If the recipe does not fit, list changes that help
+    (exit code 1).
+    """
+    with starting():
+        from tether.runner.assembly.data.sources import check_sources
+        from tether.runner.by_device import sized
+        from tether.runner.planning import devices
+        from tether.runner.planning import plan as planner
+        from tether.runner.planning.sizes import row_sizes
+        from tether.runner.prepare import prepare
+        from tether.settings.recipe import read_recipe
+
+        config = read_recipe(recipe, overrides or ())
+        check_sources(config)
+        if (gpu or gpu_memory or shape) is None and config.on == "local":
+            prepare(config, starting=False)
+    show_jobs(config)
+    device = (
+        devices.machine_for(config.model.device)
+        if gpu_memory is None and gpu is None
+        else devices.gpu(gpu_memory, gpu)
+    )
+    sizes = row_sizes(config, config.stages, prompt_tokens, encoded=True)
+    usual = prompt_tokens or 128
+    if device.gpu:
+        config = sized(config, config.stages, device, sizes, shape=shape, prompt_tokens=usual)
+    made = planner.plan(config, device, shape=shape, prompt_tokens=usual, sizes=sizes)
+    _show_plan(config, made)
+    _print_verdict(made)
+    if not made.fits:
+        raise SystemExit(1)
+
+
+def _show_plan(config: BaseRecipe, made: Plan) -> None:
+    """Show memory and seconds of each phase, and the time of the whole recipe."""
+    from tether.cli.terminal.price import price_lines
+    from tether.runner.jobs import expand
+    from tether.runner.methods.overlaps import overlap_of
+    from tether.runner.planning import devices
+
+    device = made.device
+    unit, word = (1e9, "billion") if made.parameters >= 1e8 else (1e6, "million")
+    title = f"{made.parameters / unit:,.2f} {word} parameters on {device.name}"
+    rows = [_phase_row(stage, phase) for stage in made.stages for phase in stage.phases]
+    show_table(
+        rows,
+        ("stage", "learning\nrate", "phase", "GB", "most of it", "s/update"),
+        title,
+    )
+    for line in price_lines(config, made):
+        print_line(line)
+    for job in expand(config):
+        if job.kind.makes == "verdict" and job.round in (None, 1) and (shared := overlap_of(job)):
+            print_line(shared)
+    if device.gpu:
+        shares = (
+            f"{devices.EFFICIENCY} of the peak speed and {devices.DECODING_EFFICIENCY} "
+            "of the bandwidth in the data sheet"
+        )
+        print_line(f"Times on a GPU are estimates. They assume {shares}, and the host of an H100.")
+
+
+def _phase_row(stage: StagePlan, phase: Phase) -> tuple[str, ...]:
+    """The cells of a phase in the table of a plan."""
+    shares = ((size, name) for name, size in phase.bytes.items() if size >= 5e6)
+    largest = sorted(shares, reverse=True)[:2]
+    return (
+        stage.name,
+        "" if stage.learning_rate is None else f"{stage.learning_rate:g}",
+        "log-probs" if phase.name == "evaluate" else phase.name,
+        f"{phase.total / 1e9:.2f}{' peak' if phase.total == stage.peak else ''}",
+        ", ".join(f"{name} {size / 1e9:.2f}" for size, name in largest),
+        f"{phase.seconds:,.2g}" if phase.seconds < 10 else f"{phase.seconds:,.0f}",
+    )
+
+
+def _print_verdict(made: Plan) -> None:
+    """Print that the plan fits the device's memory, or the changes that would help."""
+    memory = made.device.memory
+    if made.fits:
+        print_line(f"The recipe fits: {made.peak / 1e9:.1f} GB of {memory / 1e9:.0f}.")
+        return
+    print_line(
+        f"The recipe does not fit: {made.peak / 1e9:.1f} GB are needed, "
+        f"{memory / 1e9:.0f} are available. Each of these "
+        "changes lowers the peak:",
+    )
+    for change, peak in made.advice:
+        verdict = "fits" if peak <= memory else "not enough by itself"
+        print_line(f"  {change}: {peak / 1e9:.1f} GB, {verdict}")

@@ -8,24 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import typer
-
-from tether.cli.options import (
-    Columns,
-    Options,
-    Round,
-    Rows,
-    StoreArgument,
-    Strict,
-    as_options,
-    columns_of,
-    grouped,
-    opened,
-)
-from tether.cli.terminal.console import Terminal, print_line
-from tether.cli.terminal.tables import show_table
+from tether.cli.options import Options, as_options, columns_of, opened
+from tether.cli.terminal.console import print_line, show_table
 from tether.core.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -47,40 +33,13 @@ IMPORTED = {
 class CaseOptions(Options):
     """Comparisons and tasks that are imported."""
 
-    ask: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Number of people who judge each pair, including those who did already.",
-        ),
-    ] = None
-    labels: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="Store the labels in the file as judgments of an annotator NAME.",
-        ),
-    ] = ""
-    gold: Annotated[
-        bool,
-        typer.Option(
-            "--gold",
-            help="Use the labels in the file as known answers of gold questions.",
-        ),
-    ] = False
-    round: Round = None
-    prefix: Annotated[
-        str,
-        typer.Option(help="Prefix for the names of annotators, to separate people of two sources."),
-    ] = ""
-    fields: Annotated[
-        str,
-        typer.Option(
-            help="PROMPT,FIRST,SECOND: names of these fields in tasks of Label Studio "
-            "or Argilla, if unusual.",
-        ),
-    ] = ""
-    columns: Columns = ""
+    ask: int | None = None
+    labels: str = ""
+    gold: bool = False
+    round: str | None = None
+    prefix: str = ""
+    fields: str = ""
+    columns: str = ""
 
     def field_names(self) -> tuple[str, ...]:
         """The three names in `--fields`; empty without the option.
@@ -100,43 +59,20 @@ class CaseOptions(Options):
 class SourceOptions(Options):
     """Answers that are imported, and where they come from."""
 
-    prompts: Annotated[
-        Path | None,
-        typer.Option(help="File of prompts, for answers that have only the id of their prompt."),
-    ] = None
-    model: Annotated[
-        str,
-        typer.Option(help="Model that wrote the answers, if the file does not name the model."),
-    ] = ""
-    checkpoint: Annotated[
-        str,
-        typer.Option(
-            help="Checkpoint that wrote the answers, if the file does not name the checkpoint.",
-        ),
-    ] = ""
+    prompts: Path | None = None
+    model: str = ""
+    checkpoint: str = ""
 
 
-@grouped
 def import_into(
-    store: StoreArgument,
-    files: Annotated[
-        list[str],
-        typer.Argument(
-            help="Files of comparisons, of answers, or of tasks of Label Studio or Argilla.",
-        ),
-    ],
+    store: str,
+    files: list[str],
     *,
-    format: Annotated[
-        str,
-        typer.Option(
-            help="answers, label-studio, argilla, or a format of `tether data inspect`; "
-            "auto detects the format.",
-        ),
-    ] = "auto",
+    format: str = "auto",
     cases: CaseOptions,
     source: SourceOptions,
-    limit: Rows = None,
-    strict: Strict = False,
+    limit: int | None = None,
+    strict: bool = False,
 ) -> None:
     """Import comparisons with their judgments, or answers, into a store. Creates the store if there
     is none.
@@ -175,7 +111,7 @@ def import_into(
             partial(import_cases, ask=cases.ask, round=cases.round, prefix=cases.prefix),
         )
     counts = ((name, imported[key]) for key, name in IMPORTED.items())
-    show_table(Terminal(), "", [(name, f"{count:,}") for name, count in counts if count])
+    show_table([(name, f"{count:,}") for name, count in counts if count])
     if quarantine.count:
         print_line(f"{quarantine.count:,} rows were left out: {quarantine.top_reasons()}", err=True)
         if strict:
@@ -228,48 +164,16 @@ def _stored(
 
 
 def export_from(
-    store: StoreArgument,
-    file: Annotated[
-        Path,
-        typer.Argument(help="File to write. An existing file is replaced only by a complete file."),
-    ],
-    format: Annotated[str, typer.Option(help="jsonl, parquet, label-studio, argilla.")] = "jsonl",
-    how: Annotated[
-        str,
-        typer.Option(help="Rule for labels: soft (the share of votes), majority, or dawid-skene."),
-    ] = "soft",
-    round: Round = None,
-    names: Annotated[
-        bool,
-        typer.Option(
-            "--names",
-            help="Show the names of annotators instead of annotator-1, annotator-2 ...",
-        ),
-    ] = False,
-    unfinished: Annotated[
-        bool,
-        typer.Option(
-            "--unfinished",
-            help="Also export pairs with too few judgments. "
-            "For other tools: also pairs without judgments.",
-        ),
-    ] = False,
-    least: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            max=1,
-            help="Leave out pairs whose label has a smaller share of the votes.",
-        ),
-    ] = 0.0,
-    question: Annotated[
-        str | None,
-        typer.Option(help="Export the answers to this further question, or criterion, instead."),
-    ] = None,
-    demonstrations: Annotated[
-        Path | None,
-        typer.Option(help="Write the better answers that people wrote to this file, for SFT."),
-    ] = None,
+    store: str,
+    file: Path,
+    format: str = "jsonl",
+    how: str = "soft",
+    round: str | None = None,
+    names: bool = False,
+    unfinished: bool = False,
+    least: float = 0.0,
+    question: str | None = None,
+    demonstrations: Path | None = None,
 ) -> None:
     """Write judged pairs as comparisons with every vote, or as tasks for other tools. Comments and
     secrets stay in the store.
@@ -295,7 +199,7 @@ def export_from(
     others = exporting.kept_back(where, count, format, **which)  # type: ignore[arg-type]
     print_line(f"{count:,} rows in {file}, of {count + sum(others.values()):,} pairs")
     rows = ((why, f"{number:,}", exporting.WHO_TAKES[why]) for why, number in others.items())
-    show_table(Terminal(), "", rows, ("left out", "pairs", ""))
+    show_table(rows, ("left out", "pairs", ""))
     if demonstrations:
         write_jsonl(demonstrations, written)
         print_line(f"{len(written):,} better answers that people wrote: {demonstrations}")

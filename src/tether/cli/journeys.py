@@ -6,28 +6,13 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+from typer import Exit
 
-from tether.cli.options import (
-    BudgetMinutes,
-    DryRun,
-    Overrides,
-    RecipeArgument,
-    RecipeOrModel,
-    Reward,
-    RowsAndKeys,
-    RunFolder,
-    Words,
-    WrittenRecipe,
-    complete_stage,
-    grouped,
-)
 from tether.cli.recipes import write_recipe
 from tether.cli.terminal.bars import FINISHED, bars, starting
-from tether.cli.terminal.console import Terminal, print_line
-from tether.cli.terminal.tables import show_table
+from tether.cli.terminal.console import Terminal, print_line, show_table
 from tether.core.command import command_line
 from tether.core.errors import ConfigError, RunError, memory_error
 from tether.settings.reading import as_toml, is_override, packaged_recipes
@@ -35,8 +20,6 @@ from tether.settings.stages import STAGES, method_stage
 from tether.settings.synonyms import METHODS
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from tether.settings.recipe import BaseRecipe
 
 ARMS = {
@@ -47,22 +30,10 @@ ARMS = {
 
 
 def quickstart(
-    overrides: Overrides = None,
-    arms: Annotated[
-        str,
-        typer.Option(
-            help="Policies to train, separated by commas: ppo, beta0 (no KL penalty), "
-            "random (a random reward).",
-        ),
-    ] = "ppo",
-    budget: BudgetMinutes = None,
-    smoke: Annotated[
-        bool,
-        typer.Option(
-            "--smoke",
-            help="The same stages on a tiny random model: under a minute, no download.",
-        ),
-    ] = False,
+    overrides: list[str] | None = None,
+    arms: str = "ppo",
+    budget: float | None = None,
+    smoke: bool = False,
 ) -> None:
     """The whole pipeline on a small model: SFT, preferences, reward model, PPO, report. The same
     command resumes an interrupted run.
@@ -93,14 +64,14 @@ def method_command(name: str) -> Callable[..., None]:
     section = method_stage(name)[0].name
 
     def command(
-        model: RecipeOrModel,
-        words: RowsAndKeys = None,
+        model: str,
+        words: list[str] | None = None,
         *,
-        reward: Reward = None,
-        run: RunFolder = None,
-        recipe: WrittenRecipe = None,
-        budget: BudgetMinutes = None,
-        dry_run: DryRun = False,
+        reward: str | None = None,
+        run: str | None = None,
+        recipe: Path | None = None,
+        budget: float | None = None,
+        dry_run: bool = False,
     ) -> None:
         given = [*_timed(words, budget), *([f"run={run}"] if run else [])]
         rows = [word for word in given if not is_override(word)]
@@ -135,21 +106,15 @@ def method_command(name: str) -> Callable[..., None]:
         scored = ["--reward", reward] if reward else []
         _begin(config, [section], [name, model, *given, *scored], began, dry_run=dry_run)
 
-    return grouped(command)
+    return command
 
 
 def run(
-    recipe: RecipeArgument,
-    words: Words = None,
-    on: Annotated[
-        str | None,
-        typer.Option(
-            help="Where to run: local, ray (the cluster of this machine), ray://HOST:PORT, "
-            "slurm, or slurm:nodes=2,partition=gpu.",
-        ),
-    ] = None,
-    budget: BudgetMinutes = None,
-    dry_run: DryRun = False,
+    recipe: str,
+    words: list[str] | None = None,
+    on: str | None = None,
+    budget: float | None = None,
+    dry_run: bool = False,
 ) -> None:
     """Run all stages of a recipe in order, or the named ones. The same command resumes an
     interrupted run.
@@ -159,41 +124,12 @@ def run(
 
 
 def sweep(
-    recipe: RecipeArgument,
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[STAGE | KEY=VALUE[,VALUE]...]...",
-            help="Values to combine, such as ppo.kl.coefficient=0,0.05. Also overrides, and "
-            "stages to run (default: all).",
-            autocompletion=complete_stage,
-        ),
-    ] = None,
-    seeds: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=10_000,
-            help="Number of seeds, from the recipe's seed on: 3 means seed=0,1,2.",
-        ),
-    ] = None,
-    at_once: Annotated[
-        int,
-        typer.Option(
-            "--at-once",
-            min=1,
-            help="Number of jobs that run at the same time, each in its own process.",
-        ),
-    ] = 1,
-    budget: Annotated[
-        float | None,
-        typer.Option(
-            "--budget",
-            min=0.01,
-            help="Time limit for the training of each policy in minutes, as STAGE.budget.",
-        ),
-    ] = None,
-    dry_run: DryRun = False,
+    recipe: str,
+    words: list[str] | None = None,
+    seeds: int | None = None,
+    at_once: int = 1,
+    budget: float | None = None,
+    dry_run: bool = False,
 ) -> None:
     """Run a recipe once for each combination of the values of some keys. The same command
     resumes an interrupted sweep.
@@ -269,7 +205,7 @@ def _begin(
         from tether.runner.prepare import prepare
 
         prepare(config, chosen)
-        show_jobs(Terminal(), config, chosen)
+        show_jobs(config, chosen)
         return
     if config.on in ("local", "ray"):
         _stages(config, chosen, began, given, at_once)
@@ -282,7 +218,7 @@ def _begin(
         if not word.startswith("on=")
     ]
     place = Path(config.run)
-    raise typer.Exit(
+    raise Exit(
         submit(
             config.on,
             place,
@@ -293,7 +229,7 @@ def _begin(
     )
 
 
-def show_jobs(console: Console, config: BaseRecipe, chosen: Sequence[str] | None = None) -> None:
+def show_jobs(config: BaseRecipe, chosen: Sequence[str] | None = None) -> None:
     """Print the jobs of a recipe and their parts, in the order in which they end."""
     from tether.runner.jobs import combination_folder, expand, job_row, with_parts
     from tether.settings.sweep import swept
@@ -312,7 +248,7 @@ def show_jobs(console: Console, config: BaseRecipe, chosen: Sequence[str] | None
         print_line(f"{SENTENCES['sweep']['few-seeds']}.")
     for folder, rows in tables.items():
         title = "" if folder == root else str(folder.relative_to(root))
-        show_table(console, title, rows, columns)
+        show_table(rows, columns, title)
 
 
 def _what_makes(method: str, config: BaseRecipe, recipe: str) -> list[str]:
@@ -366,7 +302,7 @@ def _stages(
     if {*chosen} <= {*config.stages} - {*left}:
         print_line(f"{root}: {FINISHED}")
     elif config.sweep is not None:
-        show_jobs(console, config, chosen)
+        show_jobs(config, chosen)
         print_line("The times below are for one combination.")
     try:
         with bars(console, names=config.titles) as announce:
@@ -386,7 +322,7 @@ def _stages(
             raise
         raise RunError(f"out of memory: {wanting}. {_smaller(config, chosen)}") from error
     if config.sweep is not None:
-        show_sweep(console, root)
+        show_sweep(root)
         print_line(f"Folders of the combinations, each with its own report: {root / 'sweep'}")
         print_line(f"Report on all runs: {page}")
         return
@@ -423,11 +359,7 @@ def _smaller(config: BaseRecipe, chosen: list[str]) -> str:
     )
 
 
-def resume(
-    run: Annotated[Path, typer.Argument(help="The run directory, or a stage's folder in it.")],
-    overrides: Overrides = None,
-    budget: BudgetMinutes = None,
-) -> None:
+def resume(run: Path, overrides: list[str] | None = None, budget: float | None = None) -> None:
     """Continue a run from its last checkpoint."""
     began = time.monotonic()
     with starting():

@@ -1,17 +1,17 @@
-"""The commands in which a language model judges, criticises and rewrites."""
+"""The commands in which a language model judges, criticises and rewrites; and `tether evaluate`: the
+[evaluate] section of a recipe, or a suite of evaluators on a model.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from tether.cli import options
-from tether.cli.terminal.bars import bars
-from tether.cli.terminal.console import Terminal, print_line
-from tether.cli.terminal.tables import save, show_table
+from tether.cli.journeys import method_command
+from tether.cli.options import AskingOptions, Options, SamplingOptions
+from tether.cli.terminal.bars import bars, starting
+from tether.cli.terminal.console import Terminal, print_line, save, show_table
 from tether.core.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -20,45 +20,27 @@ if TYPE_CHECKING:
     from tether.judges.pairwise import PairJudge
 
 
-Rubric = Annotated[
-    str,
-    typer.Option(
-        help="Criterion of the judge: helpful, harmless, a text file, or a .toml file of principles.",
-    ),
-]
-Report = Annotated[Path | None, typer.Option(help="Write the figures as JSON here.")]
-
-
 @dataclass(frozen=True, kw_only=True)
-class DuelOptions(options.SamplingOptions):
+class DuelOptions(SamplingOptions):
     """Sampling of the answers that are compared."""
 
-    max_new_tokens: options.MaxNewTokens = 512
-    seed: options.Seed = 0
+    max_new_tokens: int = 512
+    seed: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class JudgingOptions(options.Options):
+class JudgingOptions(Options):
     """Comparisons that are judged, and what is written of them."""
 
-    rubric: Rubric = "helpful"
-    format: options.Format = "auto"
-    limit: options.Pairs = None
-    output: Annotated[
-        Path | None,
-        options.output_option("Write the soft labels here, as JSON lines."),
-    ] = None
-    report: Report = None
-    temperature: Annotated[
-        float,
-        typer.Option(
-            min=0.01,
-            help="Divides the log-odds of the labels. Give more than 1 for an overconfident judge.",
-        ),
-    ] = 1.0
+    rubric: str = "helpful"
+    format: str = "auto"
+    limit: int | None = None
+    output: Path | None = None
+    report: Path | None = None
+    temperature: float = 1.0
 
 
-def _opened(model: str, asking: options.AskingOptions, reasoning_tokens: int = 0) -> ChatModel:
+def _opened(model: str, asking: AskingOptions, reasoning_tokens: int = 0) -> ChatModel:
     """A model in this process, or with an address the one of that name there; its answers are
     remembered.
     """
@@ -79,17 +61,7 @@ def _opened(model: str, asking: options.AskingOptions, reasoning_tokens: int = 0
     )
 
 
-@options.grouped
-def judge_pairs(
-    model: options.Asked,
-    files: Annotated[
-        list[str],
-        typer.Argument(help="Comparisons, in any format that tether reads."),
-    ],
-    *,
-    judging: JudgingOptions,
-    asking: options.AskingOptions,
-) -> None:
+def judge(model: str, files: list[str], *, judging: JudgingOptions, asking: AskingOptions) -> None:
     """Let a language model label comparisons, and measure its agreement with people."""
     from tether.cli.terminal.results import show_agreement, show_usage
     from tether.data.rows import write_rows
@@ -123,31 +95,18 @@ def judge_pairs(
         print_line(f"{len(labels):,} labels: {judging.output}")
 
 
-@options.grouped
 def duel_models(
-    models: Annotated[list[str], typer.Argument(help="Two or more, each a folder, hub id or run.")],
+    models: list[str],
     *,
-    prompts: Annotated[
-        list[str],
-        typer.Option(help="Prompts that all models answer, in any format; may be repeated."),
-    ],
-    judge: Annotated[
-        str,
-        typer.Option(help="The model that judges. With --url: its name on the server."),
-    ],
-    rubric: Rubric = "helpful",
+    prompts: list[str],
+    judge: str,
+    rubric: str = "helpful",
     answers: DuelOptions,
-    limit: options.Rows = None,
-    output: Annotated[
-        Path | None,
-        options.output_option("Write all pairs of answers here, as comparisons in JSON lines."),
-    ] = None,
-    report: Report = None,
-    page: Annotated[
-        Path | None,
-        typer.Option(help="Write a page of figures and answers here."),
-    ] = None,
-    asking: options.AskingOptions,
+    limit: int | None = None,
+    output: Path | None = None,
+    report: Path | None = None,
+    page: Path | None = None,
+    asking: AskingOptions,
 ) -> None:
     """Let models answer the same prompts, and a judge compare any two of them."""
     from tether.cli.terminal.results import show_conclusion, show_usage
@@ -184,11 +143,11 @@ def duel_models(
         )
     show_conclusion(duel_verdict(figures), duel_rods(figures).lines())
     columns, wins = result_table(figures)
-    show_table(console, f"{' against '.join(models)}, judged by {pair_judge.name}", wins, columns)
-    show_table(console, "", place_rows(figures), PLACES)
+    show_table(wins, columns, f"{' against '.join(models)}, judged by {pair_judge.name}")
+    show_table(place_rows(figures), PLACES)
     repeated = left_out["repeated_prompts"]
     asked_once = [("repeated prompts, asked once", f"{repeated:,}")] if repeated else []
-    show_table(console, "", [*fact_rows(figures), *asked_once])
+    show_table([*fact_rows(figures), *asked_once])
     usage = dict(pair_judge.model.usage())
     show_usage(usage)
     save(report, {**figures, **left_out, "usage": usage})
@@ -200,28 +159,18 @@ def duel_models(
         print_line(f"Page: {page}")
 
 
-@options.grouped
 def constitution(
-    model: options.Asked,
-    prompts: Annotated[str, typer.Argument(help="Prompts, in any format that tether reads.")],
-    output: Annotated[
-        Path,
-        options.output_option("Write demonstrations here, as JSON lines."),
-    ],
+    model: str,
+    prompts: str,
+    output: Path,
     *,
-    principles: Annotated[str, typer.Option(help="A .toml file of principles.")] = "constitution",
-    comparisons: Annotated[
-        Path | None,
-        typer.Option(help="Write comparisons of two sampled answers to each prompt here."),
-    ] = None,
-    rounds: Annotated[
-        int,
-        typer.Option(min=1, help="Number of critiques and revisions of each answer."),
-    ] = 1,
-    answers: options.SamplingOptions,
-    seed: options.Seed = 0,
-    limit: options.Rows = None,
-    asking: options.AskingOptions,
+    principles: str = "constitution",
+    comparisons: Path | None = None,
+    rounds: int = 1,
+    answers: SamplingOptions,
+    seed: int = 0,
+    limit: int | None = None,
+    asking: AskingOptions,
 ) -> None:
     """Let a model criticise and rewrite its answers by principles (Constitutional AI), and write the
     results as demonstrations.
@@ -268,7 +217,7 @@ def constitution(
         rows += [*counted("none", failures), *about]
         if labels:
             write_rows(comparisons, labels)
-    show_table(console, "critique and revision", rows)
+    show_table(rows, title="critique and revision")
     show_usage(chat.usage())
     if not made:
         why = "; ".join(f"{reason} ({count})" for reason, count in failed.most_common(3))
@@ -291,3 +240,56 @@ def _labelled(
         *counted("not judged", reasons(judgments)),
         ("  same place chosen in both orders", f"{follow:,} of {len(pairs):,}"),
     ]
+
+
+def evaluate(
+    subject: str,
+    overrides: list[str] | None = None,
+    budget: float | None = None,
+    suite: str | None = None,
+    against: str | None = None,
+    data: list[str] | None = None,
+    tasks: str | None = None,
+    limit: int | None = None,
+    output: Path | None = None,
+) -> None:
+    """Run the [evaluate] section of a recipe, or measure a model with evaluators."""
+    if suite is None:
+        options = {
+            "against": against,
+            "data": data,
+            "tasks": tasks,
+            "limit": limit,
+            "output": output,
+        }
+        if idle := [name for name, value in options.items() if value]:
+            raise ConfigError(f"--{idle[0]} has no effect without --suite. Add --suite all")
+        method_command("evaluate")(model=subject, words=overrides, budget=budget)
+        return
+    if overrides or budget is not None:
+        raise ConfigError(
+            f"{overrides[0] if overrides else '--budget'} changes a recipe, but --suite "
+            "measures a model. Remove one of the two",
+        )
+    names = (tasks or "").replace(",", " ").split()
+    files = [*(data or ()), *(f"lm_eval={task}" for task in names)]
+    with starting():
+        from tether.runner.assembly.evaluation.suites import evaluate_model
+        from tether.watch.report.numbers import bracketed
+
+    with Terminal(stderr=True).status("measuring"):
+        report = evaluate_model(subject, suite, against=against, data=files, limit=limit)
+    cells = []
+    for record in report["evaluators"]:
+        for figure, fields in record["figures"].items():
+            row = [record["evaluator"], figure, bracketed(fields), f"{fields['count']:,}"]
+            change = report["changes"].get(record["evaluator"], {}).get(figure)
+            if change is not None:
+                row += [bracketed(change["difference"]), "yes" if change["paired"] else "no"]
+            cells.append(row)
+    columns = ["evaluator", "figure", "value [95% interval]", "n"]
+    columns += [f"difference from {against}", "same rows"] if against is not None else []
+    show_table(cells, columns, subject)
+    for name, rows in report["left_out"].items():
+        print_line(f"{name}: {rows['count']} rows are left out: {', '.join(rows['reasons'])}")
+    save(output, report)

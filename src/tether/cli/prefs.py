@@ -1,30 +1,168 @@
-"""The commands of a preference store, with the choice of pairs, agreement and ranking."""
+"""The commands of a preference store, with the choice of pairs, agreement and ranking; for
+the people who judge: invitations, guidelines, the server.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from tether.cli.annotators import guidelines, invite, lock_out, serve
-from tether.cli.import_export import export_from, import_into
-from tether.cli.options import (
-    Options,
-    Output,
-    Round,
-    StoreArgument,
-    grouped,
-    opened,
-    output_option,
-)
-from tether.cli.terminal.console import Terminal, print_line
-from tether.cli.terminal.tables import save, show_table
+from tether.cli.options import Options, opened
+from tether.cli.terminal.console import print_line
 from tether.core.command import command_line
+from tether.core.errors import ConfigError, MissingFileError
+
+if TYPE_CHECKING:
+    from tether.people.annotation.store import Store
+
+from collections.abc import Iterator
+
+from tether.cli.import_export import export_from, import_into
+from tether.cli.terminal.console import save, show_table
 from tether.core.errors import DataError
 from tether.core.types import Json
+
+WIDE = (
+    "Other machines can reach this server. Everybody who can reach {where} sees the "
+    "login page. Only invited people can log in."
+)
+BARE = (
+    "Over http, invitations and sessions cross the network unencrypted. Put a proxy "
+    "with https in front of the server, and give --address."
+)
+
+
+def invite(
+    store: str,
+    name: str,
+    role: str | None = None,
+    days: float = 30.0,
+    port: int = 8765,
+    address: str = "",
+) -> None:
+    """Print a link that invites a person. The link contains a secret and is shown only once. The store
+    keeps only a digest of the secret.
+    """
+    from tether.people.annotation.server.address import Address
+    from tether.people.annotation.store import check_person
+    from tether.settings.reading import build
+
+    place = build(Address, {"port": port, "address": address}, where="tether prefs invite")
+    check_person(name, role)
+    secret = opened(store, new=True).invite(name, role, days)  # type: ignore[arg-type]
+    print_line(f"{place.origin}/join#{secret}")
+    if not address:
+        print_line(
+            f"The link works while `{command_line('prefs', 'serve', store, '--port', port)}` runs.",
+            err=True,
+        )
+
+
+def lock_out(store: str, name: str, undo: bool = False) -> None:
+    """End a person's access at once. The person's judgments stay."""
+    opened(store).lock_out(name, not undo)
+    print_line(f"{name} {'can log in again' if undo else 'is locked out'}")
+
+
+def guidelines(store: str, file: Path | None = None, version: int | None = None) -> None:
+    """Show the guidelines, or set new guidelines. Every judgment has the version of its guidelines."""
+    if file is not None and version is not None:
+        raise ConfigError(
+            "--version shows a version, and a file sets a new version. Give only one of them",
+        )
+    where = opened(store)
+    if file is not None:
+        print_line(
+            f"version {where.set_guidelines(read_guidelines(file), 'command line')} is in force",
+        )
+        return
+    row = where.guidelines(version)
+    if version is not None and not row.version:
+        raise ConfigError(
+            f"{store} has no version {version} of the guidelines; the latest is "
+            f"{where.guidelines().version}",
+        )
+    print_line(
+        f"version {row.version}\n\n{row.text}" if row.version else "there are no guidelines yet",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteOptions(Options):
+    """The address of the pages and the rules of handing out work, by the names of `SiteConfig`."""
+
+    host: str = "127.0.0.1"
+    port: int = 8765
+    address: str = ""
+    lease_minutes: float = 30.0
+    gold_every: int = 10
+    rest_every: int = 50
+    quota: int = 0
+    seed: int = 0
+
+
+def serve(
+    store: str,
+    *,
+    site: SiteOptions,
+    guidelines: Path | None = None,
+    criterion: list[str] | None = None,
+) -> None:
+    """Serve pages on which invited people judge: annotators, experts for disputed pairs, and
+    administrators.
+    """
+    from tether.people.annotation.server.address import LOOPBACK, listen
+    from tether.people.annotation.server.app import run_server
+    from tether.people.annotation.server.site import SiteConfig
+    from tether.settings.reading import build
+
+    config = build(SiteConfig, vars(site), where="tether prefs serve")
+    text = None if guidelines is None else read_guidelines(guidelines)
+    where = opened(store)
+    socket, config = listen(config)
+    where.set_guidelines(text, "command line", criterion)
+    if config.host not in LOOPBACK:
+        print_line(
+            f"{WIDE.format(where=config.origin)} {'' if config.secure else BARE}",
+            err=True,
+        )
+    if secret := first_admin(where):
+        print_line(
+            "There is no administrator yet. Become administrator with this link, which "
+            "is valid for a day and shown only once:",
+        )
+        print_line(f"{config.origin}/join#{secret}")
+    print_line(
+        f"People judge at {config.origin}. Ctrl-C ends the server. To invite people: "
+        f"{command_line('prefs', 'invite', store, 'NAME', '--address', config.origin)}",
+    )
+    run_server(where, config, socket)
+    where.close()
+
+
+def first_admin(store: Store) -> str | None:
+    """An invitation for an administrator where there is none yet."""
+    people = store.annotators()
+    if any(person.role == "admin" and not person.disabled for person in people):
+        return None
+    names = {person.name for person in people}
+    name = next(
+        name
+        for name in ("admin", *(f"admin {number}" for number in range(2, len(names) + 3)))
+        if name not in names
+    )
+    return store.invite(name, "admin", days=1.0)
+
+
+def read_guidelines(path: Path) -> str:
+    if not path.is_file():
+        raise MissingFileError(f"there are no guidelines at {path}")
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: guidelines are text in UTF-8: {error}") from error
+
 
 STRATEGIES = (
     "Rule for choosing pairs: random, uncertain, information, disagreement, "
@@ -32,7 +170,7 @@ STRATEGIES = (
 )
 
 
-def stats(store: StoreArgument) -> None:
+def stats(store: str) -> None:
     """Count judged and waiting pairs, and the judgments of each person."""
     from tether.people.annotation.exchange import workload
 
@@ -40,12 +178,12 @@ def stats(store: StoreArgument) -> None:
     counts = [
         (name.replace("_", " "), f"{count:,}") for name, count in where.counts().items() if count
     ]
-    show_table(Terminal(), "", [*counts, ("guidelines", f"version {where.guidelines().version}")])
+    show_table([*counts, ("guidelines", f"version {where.guidelines().version}")])
     people = [
         (one.name, one.role, f"{one.judged:,}", _seconds(one.seconds), one.access)
         for one in workload(where)
     ]
-    show_table(Terminal(), "", people, ("annotator", "role", "judged", "median seconds", "access"))
+    show_table(people, ("annotator", "role", "judged", "median seconds", "access"))
     if not where.counts()["judgments"]:
         print_line(
             f"There are no judgments yet. `{command_line('prefs', 'serve', store)}` lets people judge.",
@@ -53,20 +191,11 @@ def stats(store: StoreArgument) -> None:
 
 
 def agree(
-    store: StoreArgument,
-    round: Round = None,
-    names: Annotated[
-        bool,
-        typer.Option(
-            "--names",
-            help="Show names with --output, too, instead of annotator-1, annotator-2 ...",
-        ),
-    ] = False,
-    windows: Annotated[
-        int,
-        typer.Option(min=0, help="Measure agreement over time, too, in this many parts."),
-    ] = 0,
-    output: Output = None,
+    store: str,
+    round: str | None = None,
+    names: bool = False,
+    windows: int = 0,
+    output: Path | None = None,
 ) -> None:
     """Measure agreement beyond chance, the reliability of each annotator, and signs of votes without
     reading.
@@ -77,7 +206,6 @@ def agree(
     from tether.people.labels.agreement import agreement_report
     from tether.people.labels.quality import annotator_quality, suspicious
 
-    console = Terminal()
     where = opened(store, round=round)
     names = names or output is None  # who reads the screen has the store; a file goes on to others
     cast = list(votes(where, round=round, names=names))
@@ -99,7 +227,7 @@ def agree(
         f"{report['num_votes']:,} judgments of {report['num_items']:,} pairs by "
         f"{report['num_annotators']} people"
     )
-    show_table(console, counts, _figures(report), ("", "value [95%]", "pairs"))
+    show_table(_figures(report), ("", "value [95%]", "pairs"), counts)
     people = [
         (
             one.annotator,
@@ -111,8 +239,6 @@ def agree(
         for one in quality
     ]
     show_table(
-        console,
-        "",
         people,
         ("annotator", "judged", "accuracy", "with others", "gold", "left", "median seconds"),
     )
@@ -132,58 +258,23 @@ def agree(
 class ChoiceOptions(Options):
     """The pairs that people judge, by the names of `PairsConfig`."""
 
-    num_pairs: Annotated[int, typer.Option("--pairs", min=1, help="Number of pairs.")] = 100
-    strategy: Annotated[str, typer.Option(help=STRATEGIES)] = "random"
-    overlap: Annotated[
-        int,
-        typer.Option("--ask", min=1, help="Number of people who judge each pair."),
-    ] = 1
-    shared_share: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            max=1,
-            help="Share of the pairs that --shared-ask people judge, to measure agreement.",
-        ),
-    ] = 0.0
-    shared_overlap: Annotated[
-        int | None,
-        typer.Option(
-            "--shared-ask",
-            min=2,
-            help="Number of people who judge each pair of --shared-share.",
-        ),
-    ] = None
-    per_prompt: Annotated[
-        int | None,
-        typer.Option(min=1, help="Maximum number of pairs of one prompt; default 3."),
-    ] = None
-    ranked: Annotated[
-        int | None,
-        typer.Option(min=2, help="For the strategy ranking: number of answers of each prompt."),
-    ] = None
-    length_difference: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            max=0.99,
-            help="For length_matched: maximum "
-            "difference of lengths, as a share of the longer; default 0.1.",
-        ),
-    ] = None
+    num_pairs: int = 100
+    strategy: str = "random"
+    overlap: int = 1
+    shared_share: float = 0.0
+    shared_overlap: int | None = None
+    per_prompt: int | None = None
+    ranked: int | None = None
+    length_difference: float | None = None
 
 
-@grouped
 def _ask(
-    store: StoreArgument,
+    store: str,
     *,
     pairs: ChoiceOptions,
-    round: Annotated[str, typer.Option(help="A name for this batch.")] = "",
-    priority: Annotated[
-        float,
-        typer.Option(help="Priority of this batch. Batches with lower numbers come first."),
-    ] = 0.0,
-    seed: Annotated[int, typer.Option(help="Random seed for the choice of pairs.")] = 0,
+    round: str = "",
+    priority: float = 0.0,
+    seed: int = 0,
 ) -> None:
     """Choose pairs of answers in the store for people to judge. No pair is chosen twice."""
     from tether.people.annotation.answers import ask_pairs
@@ -198,23 +289,7 @@ def _ask(
     )
 
 
-def _escalate(
-    store: StoreArgument,
-    below: Annotated[
-        float,
-        typer.Argument(
-            min=0,
-            max=1,
-            help="Limit. The label of an escalated pair has a smaller "
-            "share of the votes, or posterior.",
-        ),
-    ],
-    how: Annotated[
-        str,
-        typer.Option(help="Rule for labels: soft (the share of votes) or dawid-skene."),
-    ] = "soft",
-    round: Round = None,
-) -> None:
+def _escalate(store: str, below: float, how: str = "soft", round: str | None = None) -> None:
     """Send judged pairs with too little agreement to the experts."""
     from tether.people.annotation.rankings import escalate
 
@@ -222,16 +297,7 @@ def _escalate(
     print_line(f"{sent:,} pairs wait for an expert now")
 
 
-def rank(
-    store: StoreArgument,
-    round: Round = None,
-    output: Annotated[
-        Path | None,
-        output_option(
-            "Write the answers to each prompt to this file, the best answer first.",
-        ),
-    ] = None,
-) -> None:
+def rank(store: str, round: str | None = None, output: Path | None = None) -> None:
     """Rank models, and the answers of each prompt, by all votes (Bradley-Terry)."""
     from tether.core.rundir import write_jsonl
     from tether.people.annotation.rankings import ranked, standings
@@ -242,7 +308,7 @@ def rank(
             (one.model, f"{one.score:+.2f}", f"{one.won:,}", f"{one.tied:,}", f"{one.lost:,}")
             for one in rows
         ]
-        show_table(Terminal(), "", scores, ("model", "log-odds", "won", "tied", "lost"))
+        show_table(scores, ("model", "log-odds", "won", "tied", "lost"))
     prompts = list(ranked(where, round=round)) if output or not rows else []
     if not rows and not prompts:
         raise DataError(f"{store}: nobody has judged any of these pairs yet")
@@ -256,16 +322,7 @@ def rank(
         )
 
 
-def find(
-    store: StoreArgument,
-    text: Annotated[str, typer.Argument(help="Text in the prompt or an answer.")] = "",
-    state: Annotated[str, typer.Option(help="open, done, expert or settled.")] = "",
-    annotator: Annotated[str, typer.Option(help="Name of a person who judged the pair.")] = "",
-    tag: Annotated[
-        str,
-        typer.Option(help="Round, strategy, or a fact on the pair: its value, or NAME=VALUE."),
-    ] = "",
-) -> None:
+def find(store: str, text: str = "", state: str = "", annotator: str = "", tag: str = "") -> None:
     """Find pairs by a text, a state, a person or a tag, and show what people said of them."""
     from tether.people.annotation.searching import Search, search
     from tether.settings.reading import build
@@ -282,21 +339,15 @@ def find(
         for one in rows
     )
     columns = ("pair", "state", "prompt", "judgments")
-    show_table(Terminal(), "", cells, columns)
+    show_table(cells, columns)
     print_line(f"{number:,} pairs, {len(rows):,} shown")
 
 
 def correct(
-    store: StoreArgument,
-    files: Annotated[
-        list[str],
-        typer.Argument(
-            help="Pairs with a judge's verdicts and the names of both models, as `tether duel "
-            "--output` writes them.",
-        ),
-    ],
-    round: Round = None,
-    output: Output = None,
+    store: str,
+    files: list[str],
+    round: str | None = None,
+    output: Path | None = None,
 ) -> None:
     """Correct a judge's win rates by people's votes on a random part of the pairs
     (prediction-powered inference).
@@ -320,7 +371,7 @@ def correct(
         for one in contests
     ]
     columns = ("models", "pairs", "by the judge", "voted on", "by people", "corrected")
-    show_table(Terminal(), "Wins of the first model, ties half [95%]", cells, columns)
+    show_table(cells, columns, "Wins of the first model, ties half [95%]")
     if aside.count:
         print_line(f"{aside.count:,} pairs are left out: {aside.top_reasons()}")
     if idle := len(rows) - sum(one["pairs"] for one in contests):

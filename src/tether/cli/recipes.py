@@ -1,17 +1,20 @@
-"""Commands about recipes: which come with tether, a new one to begin with, and what a key means."""
+"""Commands about recipes, which come with tether, a new one, what a key means, and for the labs:
+exercises that run for some seconds, each with a page.
+"""
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Exit, echo
 
-from tether.cli.options import complete_recipe
 from tether.cli.terminal.bars import starting
-from tether.cli.terminal.console import Terminal, print_line
-from tether.cli.terminal.tables import show_next, show_table
+from tether.cli.terminal.console import Terminal, print_line, show_next, show_table
 from tether.core.errors import ConfigError
 from tether.settings.stages import STAGES
 from tether.settings.synonyms import (
@@ -26,26 +29,23 @@ from tether.settings.synonyms import (
     trainers_section,
 )
 
-BEGINNINGS = Path(__file__).resolve().parent.parent / "settings" / "recipes" / "new"
+PACKAGE = Path(__file__).resolve().parent.parent
+BEGINNINGS = PACKAGE / "settings" / "recipes" / "new"
 """A small recipe of each method."""
+LABS = PACKAGE / "api" / "labs"
+"""The folder `labs` of a clone, and its copy in an installed package."""
 METHOD_NAMES = [*METHODS, *SECTIONS, *STAGES]
 
 
-def list_recipes(
-    name: Annotated[
-        str | None,
-        typer.Argument(help="Name of the recipe to print.", autocompletion=complete_recipe),
-    ] = None,
-) -> None:
+def list_recipes(name: str | None = None) -> None:
     """List the recipes that come with tether, or print one."""
     from tether.settings.reading import packaged_recipe, packaged_recipes
 
     if name is not None:
-        typer.echo(packaged_recipe(name).read_text(encoding="utf-8"), nl=False)
+        echo(packaged_recipe(name).read_text(encoding="utf-8"), nl=False)
         return
     heads = {title: _head(path) for title, path in sorted(packaged_recipes().items())}
-    console = Terminal()
-    show_table(console, "recipes that come with tether", heads.items())
+    show_table(heads.items(), title="recipes that come with tether")
     methods = sorted({*METHODS, *(path.stem for path in BEGINNINGS.glob("*.toml"))})
     show_next("recipes", methods=", ".join(methods))
 
@@ -66,15 +66,12 @@ def _complete_method(incomplete: str) -> list[str]:
 def new(
     method: Annotated[
         str,
-        typer.Argument(
+        Argument(
             help="sft, dpo, kto, reward, ppo, grpo, rloo, prm ...",
             autocompletion=_complete_method,
         ),
     ],
-    file: Annotated[
-        Path | None,
-        typer.Argument(help="File to write; default: METHOD.toml in this folder."),
-    ] = None,
+    file: Path | None = None,
 ) -> None:
     """Write a small recipe for a method. The recipe runs without changes. Then replace its data."""
     word = method.lower().replace("-", "_")
@@ -118,15 +115,7 @@ def write_recipe(path: Path, text: str, section: str) -> None:
     show_next("recipe", path=path, section=section)
 
 
-def explain_key(
-    words: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="KEY",
-            help="A section, a key or the end of one such as kl.coefficient, a metric, or a term.",
-        ),
-    ],
-) -> None:
+def explain_key(words: list[str]) -> None:
     """Explain a key of a recipe, a metric, or a term of the field or of the report."""
     from tether.core.glossary import METRICS, meanings, near
     from tether.settings.messages import key_hint
@@ -164,7 +153,7 @@ def explain_key(
         console.print(f"  {meaning}", markup=False)
         within = [one for one in keys if one.path[:-1] == same[0].path]
         rows = [(one.path[-1], one.type, one.default, one.description) for one in within]
-        show_table(console, "", rows, ("key", "type", "default", "what it is"))
+        show_table(rows, ("key", "type", "default", "what it is"))
 
 
 def _sections(key: str) -> list[str]:
@@ -194,3 +183,64 @@ def _translation(key: str, *, values: bool) -> str:
             ),
         ),
     )
+
+
+def _labs() -> list[Path]:
+    return sorted(LABS.glob("[0-9][0-9]_*.py"))
+
+
+def _stated(path: Path, what: str) -> str:
+    """A line of a lab's first cell, such as its chapter."""
+    cell = path.read_text(encoding="utf-8").split("# %%\n")[0]
+    match = re.search(rf"^# \*\*{what}:\*\* (.*)$", cell, flags=re.MULTILINE)
+    return match[1].rstrip(".") if match else ""
+
+
+def _complete_lab(incomplete: str) -> list[str]:
+    return [path.stem for path in _labs() if path.stem.startswith(incomplete)]
+
+
+def _lab(name: str) -> Path:
+    """The lab of a number, a name or the beginning of either."""
+    wanted = name.replace("-", "_").removesuffix(".py")
+    number, _, rest = wanted.partition("_")
+    if number.isdecimal():
+        wanted = f"{number.lstrip('0').zfill(2)}_{rest}"
+    matching = [
+        path for path in _labs() if path.stem.startswith(wanted) or path.stem[3:].startswith(wanted)
+    ]
+    if len(matching) != 1:
+        names = ", ".join(path.stem for path in matching or _labs())
+        raise ConfigError(f"{len(matching)} labs are called {name!r}. Give one of {names}, or all")
+    return matching[0]
+
+
+def lab(
+    name: Annotated[
+        str | None,
+        Argument(help="A lab's number or name, or all.", autocompletion=_complete_lab),
+    ] = None,
+    seed: int = 0,
+) -> None:
+    """List the labs, or run one. A lab compares its numbers with expected ranges and writes a page with
+    plots.
+    """
+    if name is None:
+        rows = [(path.stem, _stated(path, "Question"), _stated(path, "Time")) for path in _labs()]
+        show_table(rows, ("lab", "question", "time"), "labs of tether")
+        show_next("labs")
+        return
+    chosen = _labs() if name == "all" else [_lab(name)]
+    Path("runs", "labs").mkdir(parents=True, exist_ok=True)
+    outside = [path.stem for path in chosen if not _run(path, seed)]
+    if name == "all":
+        print_line(f"{len(chosen)} labs. Outside their bands: {', '.join(outside) or 'none'}")
+    if outside:
+        raise Exit(1)
+
+
+def _run(path: Path, seed: int) -> bool:
+    """Run a lab in a process of its own; False where a number left its band."""
+    environment = {**os.environ, "TETHER_LAB_SEED": str(seed)}
+    command = [sys.executable, str(path)]
+    return subprocess.run(command, env=environment, check=False).returncode == 0

@@ -8,12 +8,11 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.markup import escape
 
-from tether.cli import options
+from tether.cli.options import SamplingOptions
 from tether.cli.terminal.bars import starting
 from tether.cli.terminal.console import Terminal, print_line
 from tether.core.errors import ConfigError
@@ -25,42 +24,24 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnswerOptions(options.SamplingOptions):
+class AnswerOptions(SamplingOptions):
     """Sampling of answers to prompts."""
 
-    max_new_tokens: options.MaxNewTokens = 128
-    top_k: Annotated[
-        int,
-        typer.Option(min=0, help="Sample from this many likeliest tokens; 0 means all tokens."),
-    ] = 0
-    seed: options.Seed = 0
+    max_new_tokens: int = 128
+    top_k: int = 0
+    seed: int = 0
 
 
-@options.grouped
 def generate(
-    model: options.Talker,
-    prompts: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[PROMPT]...", help="Prompts to answer."),
-    ] = None,
+    model: str,
+    prompts: list[str] | None = None,
     *,
-    prompt: Annotated[
-        list[str] | None,
-        typer.Option("--prompt", "-p", help="A prompt to answer; may be repeated."),
-    ] = None,
-    file: Annotated[
-        Path | None,
-        typer.Option("--file", "-f", help="A file of prompts, in any format that tether reads."),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        options.output_option(
-            "Write the answers to this file as JSON lines, instead of printing them.",
-        ),
-    ] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Number of answers to each prompt.")] = 1,
+    prompt: list[str] | None = None,
+    file: Path | None = None,
+    output: Path | None = None,
+    samples: int = 1,
     answers: AnswerOptions,
-    limit: options.Rows = None,
+    limit: int | None = None,
 ) -> None:
     """Answer prompts with a model or with the result of a run."""
     from tether.core.rundir import write_jsonl
@@ -110,11 +91,11 @@ def generate(
 
 
 def chat(
-    model: options.Talker,
-    max_new_tokens: options.MaxNewTokens = 256,
-    temperature: options.Temperature = 0.7,
-    top_p: options.TopP = 0.95,
-    seed: options.Seed = 0,
+    model: str,
+    max_new_tokens: int = 256,
+    temperature: float = 0.7,
+    top_p: float = 0.95,
+    seed: int = 0,
 ) -> None:
     """Talk with a model or with the result of a run. An empty line or Ctrl-D ends the chat.
     /new starts a new conversation.
@@ -151,36 +132,15 @@ ROUNDED = 0.01
 """A difference above which the rounding of weights is named."""
 
 
-def export_result(
-    source: Annotated[
-        str,
-        typer.Argument(help="The folder of a run, stage, trained role or checkpoint, or a model."),
-    ],
-    output: Annotated[Path, typer.Argument(help="A new folder.")],
-    adapter: Annotated[
-        bool,
-        typer.Option(
-            "--adapter",
-            help="Write only the adapter, for peft, instead of merging it into the model.",
-        ),
-    ] = False,
-    dtype: Annotated[
-        str,
-        typer.Option(help="auto (the type in training), float32, bfloat16 or float16."),
-    ] = "auto",
-    shard_size: Annotated[str, typer.Option(help="Maximum size of one file of weights.")] = "5GB",
-    gguf: Annotated[
-        str | None,
-        typer.Option(help="Add a GGUF file for llama.cpp and Ollama: q8_0, bf16, f16 or f32."),
-    ] = None,
-    push: Annotated[
-        str | None,
-        typer.Option(help="Upload the folder to the hub, as owner/name."),
-    ] = None,
-    private: Annotated[
-        bool,
-        typer.Option("--private", help="The repository of --push is private."),
-    ] = False,
+def export(
+    source: str,
+    output: Path,
+    adapter: bool = False,
+    dtype: str = "auto",
+    shard_size: str = "5GB",
+    gguf: str | None = None,
+    push: str | None = None,
+    private: bool = False,
 ) -> None:
     """Write a policy or reward model as a plain folder for transformers, vLLM, TRL or peft, with a
     model card.
@@ -216,27 +176,12 @@ def export_result(
 
 
 def engine(
-    model: Annotated[
-        str,
-        typer.Option(help="Folder or name of the base model. Runs send adapters for this model."),
-    ],
-    host: options.TrustedHost = "127.0.0.1",
-    port: options.Port = 8000,
-    dtype: Annotated[
-        str,
-        typer.Option(help="auto, float32 or bfloat16; must be the same as in the run."),
-    ] = "auto",
-    rows: Annotated[
-        int,
-        typer.Option(min=1, help="Number of responses that are decoded at the same time."),
-    ] = 64,
-    alone: Annotated[
-        bool,
-        typer.Option(
-            help="Decode each prompt separately. This is slower, but the results do not "
-            "depend on other requests, to the bit.",
-        ),
-    ] = False,
+    model: str,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    dtype: str = "auto",
+    rows: int = 64,
+    alone: bool = False,
 ) -> None:
     """Serve tether's engine to runs with engine.addresses. It takes adapters, or whole models, from
     folders that it can read.
@@ -257,16 +202,10 @@ def engine(
 
 
 def rewards(
-    recipe: Annotated[
-        str,
-        typer.Argument(help="A recipe, or the settings file that a run wrote for its servers."),
-    ],
-    stage: Annotated[
-        str | None,
-        typer.Argument(help="Stage of the recipe; default: the only stage that samples."),
-    ] = None,
-    host: options.TrustedHost = "127.0.0.1",
-    port: options.Port = 8100,
+    recipe: str,
+    stage: str | None = None,
+    host: str = "127.0.0.1",
+    port: int = 8100,
 ) -> None:
     """Serve a stage's reward to runs with reward_servers.addresses. It runs the reward function
     that the recipe names.

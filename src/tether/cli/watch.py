@@ -7,15 +7,13 @@ from __future__ import annotations
 import secrets
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from tether.cli.options import Host, Port, PublicAddress
 from tether.cli.terminal.bars import SHOWN, as_clock, moves
 from tether.cli.terminal.console import Terminal, print_line
 from tether.core.amounts import sparkline
@@ -34,12 +32,7 @@ ROLLOUTS, ALARMS = 3, 4
 """Rollouts and alarms that are shown."""
 
 
-def watch(
-    run: Annotated[
-        Path,
-        typer.Argument(help="A run directory, or the folder of a stage in a run."),
-    ],
-) -> None:
+def watch(run: Path) -> None:
     """Show a run while it trains: stage, step, time left, metrics, alarms, answers.
 
     The view ends with the run. If the output is not a terminal, the view is a line for each new step.
@@ -158,12 +151,7 @@ def _one_line(text: str, style: str = "") -> Text:
     return Text(" ".join(text.split()), style=style, no_wrap=True, overflow="ellipsis")
 
 
-def dashboard(
-    folder: Annotated[Path, typer.Argument(help="A folder of run directories, at any depth.")],
-    host: Host = "127.0.0.1",
-    port: Port = 8766,
-    address: PublicAddress = "",
-) -> None:
+def dashboard(folder: Path, host: str = "127.0.0.1", port: int = 8766, address: str = "") -> None:
     """Show all runs in a folder in the browser while they train: curves, answers, alarms, and buttons
     to stop a run or save a checkpoint.
 

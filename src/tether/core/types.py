@@ -15,6 +15,8 @@ from typing import Any, Literal
 
 Json = dict[str, Any]
 """An object of JSON whose keys are free: settings, metadata, summaries."""
+Row = Json
+"""A row of a file, or of a table that is shown."""
 Facts = Mapping[str, Any]
 """An object of JSON that is only read."""
 Entries = Mapping[str, object]
@@ -27,6 +29,8 @@ Metrics = dict[str, float]
 """Numbers by name."""
 Readings = Mapping[str, float]
 """Metrics that are only read."""
+Ids = tuple[int, ...]
+"""Tokens by their numbers."""
 ChatRole = Literal["system", "user", "assistant", "tool"]
 
 
@@ -289,8 +293,8 @@ class Rollout:
             do not match them.
     """
 
-    prompt_ids: tuple[int, ...]
-    response_ids: tuple[int, ...]
+    prompt_ids: Ids
+    response_ids: Ids
     logprobs: tuple[float, ...]
     stop_reason: StopReason
     text: str
@@ -337,7 +341,7 @@ class Rollout:
         return self.text if again else self.opening + self.text
 
     @property
-    def written(self) -> tuple[int, ...]:
+    def written(self) -> Ids:
         """Ids of the tokens that the policy wrote, in order."""
         return tuple(i for start, stop in self.spans for i in self.response_ids[start:stop])
 
@@ -348,7 +352,7 @@ class Rollout:
         return next(edges, 0)
 
     @property
-    def last_segment(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def last_segment(self) -> tuple[Ids, Ids]:
         """Prompt and response of the last segment, which holds the conversation up to its end."""
         ids = self.response_ids
         prompt = ids[self.forks[-1] : self.begin] if self.forks else self.prompt_ids

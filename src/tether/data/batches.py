@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from tether.algorithms.token_batch import TokenBatch
+from tether.core.types import Ids
 from tether.data.chat import Encoded
 
 Cuts = list[list[int]]
@@ -151,7 +152,7 @@ def _grouped(
     common: int | None,
 ) -> Cuts:
     """Join parts whose prompts agree in their first `common` tokens (None: in all)."""
-    latest: dict[tuple[int, ...], list[int]] = {}
+    latest: dict[Ids, list[int]] = {}
     documents: Cuts = []
     for part in parts:
         first = sequences[part[0]]
@@ -180,7 +181,7 @@ def document_length(sequences: Sequence[Encoded]) -> int:
 
 def _tree(sequences: Sequence[Encoded]) -> tuple[int, Cuts]:
     """Number of tokens that all prompts begin with, and the indices of the sequences by prompt."""
-    prompts: dict[tuple[int, ...], list[int]] = {}
+    prompts: dict[Ids, list[int]] = {}
     for index, sequence in enumerate(sequences):
         prompts.setdefault(sequence.prompt, []).append(index)
     first = min(prompts)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import takewhile
 
 from tether.core.errors import DataError
-from tether.core.types import Conversation, Json, Message
+from tether.core.types import Conversation, Ids, Json, Message
 from tether.data.chat import ChatEncoder
 
 _WORDS = ("zqxa", "qjvb")
@@ -39,7 +39,7 @@ class TurnBridge:
         calls: Sequence[Json],
         turns: Conversation,
         template: str = "",
-    ) -> tuple[int, ...]:
+    ) -> Ids:
         """The ids between a sampled reply and the next one: what the environment says, and the
         beginning of the next reply.
 

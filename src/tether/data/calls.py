@@ -14,7 +14,7 @@ from contextlib import suppress
 from tether.core.errors import DataError
 from tether.core.tables import table_beside
 from tether.core.thoughts import opened_by
-from tether.core.types import Json, JsonValue, Message, Rollout, user
+from tether.core.types import Ids, Json, JsonValue, Message, Rollout, user
 from tether.data.chat import ChatEncoder
 
 _TABLE: Json = table_beside(__file__, "calls.toml")
@@ -60,7 +60,7 @@ class Calls:
             )
         self.template = template
 
-    def read(self, prompt: tuple[int, ...], reply: tuple[int, ...], number: int) -> Message:
+    def read(self, prompt: Ids, reply: Ids, number: int) -> Message:
         """A sampled reply as a message.
 
         Args:

@@ -29,6 +29,7 @@ from tether.core.thoughts import is_mark
 from tether.core.types import (
     Conversation,
     Facts,
+    Ids,
     Json,
     Message,
     Rollout,
@@ -51,7 +52,7 @@ class Encoded:
     At each of `forks` a segment begins that reads nothing of the tokens before it.
     """
 
-    ids: tuple[int, ...]
+    ids: Ids
     trained: tuple[bool, ...]
     forks: tuple[int, ...] = ()
 
@@ -63,7 +64,7 @@ class Encoded:
         return sum(self.trained)
 
     @cached_property
-    def prompt(self) -> tuple[int, ...]:
+    def prompt(self) -> Ids:
         """The tokens before the first that counts."""
         return self.ids[: self.trained.index(True)] if any(self.trained) else self.ids
 
@@ -96,7 +97,7 @@ class ChatEncoder:
     def __init__(
         self,
         tokenizer: Any,
-        stop_ids: tuple[int, ...],
+        stop_ids: Ids,
         template: str | Texts | None = None,
         system_prompt: str | None = None,
         rendered: Rendered = "auto",
@@ -159,7 +160,7 @@ class ChatEncoder:
             "stop_ids": list(self.stop_ids),
         } | tools
 
-    def prompt(self, messages: Conversation) -> tuple[int, ...]:
+    def prompt(self, messages: Conversation) -> Ids:
         """The ids of a conversation that waits for the assistant.
 
         Raises:
@@ -224,8 +225,8 @@ class ChatEncoder:
 
     def rollout(
         self,
-        prompt_ids: tuple[int, ...],
-        response_ids: tuple[int, ...],
+        prompt_ids: Ids,
+        response_ids: Ids,
         spans: Spans = (),
         forks: Sequence[int] = (),
     ) -> Encoded:
@@ -251,8 +252,8 @@ class ChatEncoder:
 
     def rollout_for_scoring(
         self,
-        prompt_ids: tuple[int, ...],
-        response_ids: tuple[int, ...],
+        prompt_ids: Ids,
+        response_ids: Ids,
     ) -> Encoded:
         """A sampled response as the reward model was trained to see it: ended by a stop token,
         sampled or not.
@@ -267,7 +268,7 @@ class ChatEncoder:
             ended = (*ended[:-2], ended[-1])
         return self.rollout(prompt_ids, ended)
 
-    def decode(self, ids: tuple[int, ...] | list[int]) -> str:
+    def decode(self, ids: Ids | list[int]) -> str:
         """The text for people and judges: without special tokens, but with those marks of a thought
         that the template writes.
         """

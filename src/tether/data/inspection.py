@@ -50,7 +50,7 @@ Votes = dict[str, int]
 """Votes on a pair: the annotator of each, and the side."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Agreement:
     """The share of agreement: how often two annotators of one pair say the same (win, tie or loss),
     over all pairs of annotators.

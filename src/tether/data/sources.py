@@ -21,14 +21,14 @@ from typing import Any, TypeVar
 from tether.core.errors import DataError
 from tether.core.once import once
 from tether.core.rundir import append_jsonl
-from tether.core.types import Demonstration, Json, Problem, Prompt, Record, Texts
+from tether.core.types import Demonstration, Json, Problem, Prompt, Record, Row, Texts
 from tether.data.formats.cells import Cells
 from tether.data.formats.columns import renamed, strange_names
 from tether.data.formats.containers import Numbered, Place, Sources, places
 from tether.data.formats.conversions import prompt_of
 from tether.data.formats.evidence import Evidence
 from tether.data.formats.fields import LeftOutError, Reader, prompt_digest, short_hash
-from tether.data.formats.json_rows import BadRow, Row
+from tether.data.formats.json_rows import BadRow
 from tether.data.formats.rankings import gather
 from tether.data.formats.registry import (
     FORMATS,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from tether.stats.means import FEWEST_GROUPS, mean_interval
 SEED = 4242
 
 
+@dataclass
 class Diversity:
     """Implements core.protocols.Evaluator: `distinct_1`, `distinct_2`, `adjusted_distinct`,
     `length` in tokens.
@@ -28,9 +30,8 @@ class Diversity:
 
     name = "diversity"
 
-    def __init__(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
-        self.prompts = list(prompts)
-        self.sampling = sampling
+    prompts: Sequence[Prompt]
+    sampling: Sampling
 
     def __call__(self, policy: MeasuredPolicy, step: int) -> Figures:
         tell = count_of("answering", len(self.prompts))

@@ -8,16 +8,15 @@ length, read at difference 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tether.core.types import Score
 from tether.evaluation.winrate import MaybeScores
 from tether.stats import Array, Estimate, group_indices, without_interval
-from tether.stats.groups import student
+from tether.stats.groups import Bounds, Groups, Indices, sigmoid, student
 
 STRENGTHS = np.logspace(-4, 4, 10)
 """Candidates for C, the inverse strength of the L1 penalty."""
@@ -35,14 +34,14 @@ class _Rows(NamedTuple):
 
     wins: Array
     differences: Array
-    prompts: NDArray[np.intp]
+    prompts: Indices
 
 
 def length_controlled_win_rate(
     wins: MaybeScores,
     lengths: Sequence[int],
     baseline_lengths: Sequence[int],
-    prompts: Sequence[Hashable] | None = None,
+    prompts: Groups | None = None,
 ) -> Estimate:
     """Estimate the share of comparisons that a model wins at equal length.
 
@@ -73,7 +72,7 @@ def length_controlled_win_rate(
         why = f"pairs across lengths: one side is the longer one in {1 - across:.0%} of {count:,}"
         return without_interval(math.nan, count, why)
     coefficients = _controlled(rows, np.ones(number))
-    rate = float(_sigmoid(coefficients[1]))
+    rate = float(sigmoid(coefficients[1]))
     if number < FEWEST_PROMPTS:
         return without_interval(rate, count, f"prompts: {number}, and {FEWEST_PROMPTS} are needed")
     won = rows.wins.sum()
@@ -87,7 +86,7 @@ def length_controlled_win_rate(
 def answers_at_equal_length(
     answers: Sequence[tuple[str, Score]],
     baseline: Sequence[tuple[str, Score]],
-    prompts: Sequence[Hashable],
+    prompts: Groups,
 ) -> Estimate:
     """The same of answers that were scored one by one: the higher score wins."""
     scores = [(a.value, b.value) for (_, a), (_, b) in zip(answers, baseline, strict=True)]
@@ -111,7 +110,7 @@ def _fit(
     features: Array,
     wins: Array,
     times: Array,
-    folds: NDArray[np.intp],
+    folds: Indices,
     start: Array | None,
 ) -> Array:
     """The coefficients on all rows with the C of the least log loss on rows left out."""
@@ -120,7 +119,7 @@ def _fit(
     strengths = np.concatenate([np.tile(STRENGTHS, FOLDS), STRENGTHS])
     masks = np.concatenate([np.repeat(outside, count, axis=0), np.ones((count, len(wins)))])
     fitted = regressions(features, wins, masks * times, strengths, start)
-    predicted = np.clip(_sigmoid(fitted[: FOLDS * count] @ features.T), 1e-15, 1 - 1e-15)
+    predicted = np.clip(sigmoid(fitted[: FOLDS * count] @ features.T), 1e-15, 1 - 1e-15)
     losses = -(wins * np.log(predicted) + (1 - wins) * np.log1p(-predicted))
     inside = np.repeat(~outside, count, axis=0) * times
     means = (losses * inside).sum(1) / np.maximum(inside.sum(1), 1)
@@ -152,7 +151,7 @@ def regressions(
 
     value = objective(current)
     for _ in range(100):
-        predicted = _sigmoid(current @ features.T)
+        predicted = sigmoid(current @ features.T)
         slope = strengths[:, None] * ((weights * (predicted - wins)) @ features)
         bend = strengths[:, None] * ((weights * predicted * (1 - predicted)) @ outer)
         step = _penalised_step(current, slope, bend.reshape(*shape, shape[1]))
@@ -189,7 +188,7 @@ def _penalised_step(current: Array, slope: Array, bend: Array) -> Array:
     return step
 
 
-def _interval(rows: _Rows, coefficients: Array) -> tuple[float, float]:
+def _interval(rows: _Rows, coefficients: Array) -> Bounds:
     """Bounds from prompts drawn with replacement, on the logarithm of the odds."""
     generator = np.random.default_rng(0)
     number = int(rows.prompts.max()) + 1
@@ -199,8 +198,4 @@ def _interval(rows: _Rows, coefficients: Array) -> tuple[float, float]:
         for prompts in drawn
     ]
     reach = student(number - 1, 0.95) * np.std(np.clip(odds, -14.0, 14.0), ddof=1)
-    return float(_sigmoid(coefficients[1] - reach)), float(_sigmoid(coefficients[1] + reach))
-
-
-def _sigmoid(scores: Array) -> Array:
-    return 0.5 * (1.0 + np.tanh(scores / 2.0))
+    return float(sigmoid(coefficients[1] - reach)), float(sigmoid(coefficients[1] + reach))

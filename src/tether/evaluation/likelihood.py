@@ -5,6 +5,7 @@ from another.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -13,6 +14,8 @@ from tether.core.protocols import count_of
 from tether.core.types import Prompt, Rollout, assistant
 from tether.data.batches import batches_for, cut_batches, make_batch
 from tether.data.chat import ChatEncoder
+from tether.evaluation.held_out import HeldOutAnswers, column_figures
+from tether.evaluation.suite import Figures, MeasuredPolicy
 from tether.models.trunk import Role
 
 
@@ -91,3 +94,29 @@ def kl_to_reference(
         read += len(cut)
         tell(read)
     return sums.tolist()
+
+
+@dataclass
+class DistanceFromStart:
+    """Implements core.protocols.Evaluator: `kl`, the KL from the start in nats an answer, on
+    held-out answers.
+
+    Args:
+        answers: sampled above temperature 0.
+        reference: the frozen start.
+    """
+
+    name = "kl"
+
+    answers: HeldOutAnswers
+    reference: Role
+
+    def __call__(self, policy: MeasuredPolicy, step: int) -> Figures:
+        moved = kl_to_reference(
+            policy.role,
+            self.reference,
+            self.answers.of(policy),
+            policy.encoder,
+            self.answers.sampling.temperature,
+        )
+        return column_figures({"kl": list(moved)}, self.answers.groups)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -174,8 +175,6 @@ def multiple_choice_figures(
 def calibration_estimate(
     probabilities: Array,
     outcomes: Array,
-    *,
-    confidence: float = 0.95,
 ) -> Estimate:
     """The expected calibration error over ten bins, with an interval.
 
@@ -205,7 +204,7 @@ def calibration_estimate(
     signed = gaps * np.sign(sums)[places]
     unseen = _variance((hits + 2) / (sizes + 4)) - _variance(hits / np.maximum(sizes, 1))
     spread = float(signed.var(ddof=1) + unseen[places].mean())
-    reach = student(count - 1, confidence) * math.sqrt(spread / count)
+    reach = student(count - 1, 0.95) * math.sqrt(spread / count)
     least = float(in_accord(gaps, places.tolist()).mean()) - reach * math.sqrt(1 + 2 / math.pi)
     return Estimate(value, max(least, 0.0), value + reach, count)
 
@@ -214,6 +213,7 @@ def _variance(rates: Array) -> Array:
     return rates * (1 - rates)
 
 
+@dataclass
 class MultipleChoice:
     """Implements core.protocols.Evaluator: `acc`, `acc_norm`, `acc_bytes`, `acc_tokens` and `ece`.
 
@@ -223,8 +223,7 @@ class MultipleChoice:
 
     name = "multiple_choice"
 
-    def __init__(self, questions: Sequence[Question]) -> None:
-        self.questions = list(questions)
+    questions: Sequence[Question]
 
     def __call__(self, policy: MeasuredPolicy, step: int) -> Figures:
         encoder = policy.encoder

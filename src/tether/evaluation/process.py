@@ -9,14 +9,14 @@ leaving out one problem at a time.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from tether.core.types import Json
 from tether.stats import Array, Estimate, group_indices, jackknife, share_interval, without_interval
-from tether.stats.groups import FEWEST_EVENTS
+from tether.stats.groups import FEWEST_EVENTS, Groups
 
 Right = Sequence[bool]
 Probabilities = Sequence[float]
@@ -177,10 +177,8 @@ _FEWEST_PROBLEMS = 8
 
 def step_estimates(
     counts: Sequence[StepCounts],
-    groups: Sequence[Hashable],
+    groups: Groups,
     metrics: Sequence[Metric],
-    *,
-    confidence: float = 0.95,
 ) -> dict[str, Estimate]:
     """Estimate metrics of many solutions, each with the interval of a share over whole problems
     (`stats.share_interval`).
@@ -200,10 +198,10 @@ def step_estimates(
         )
     sums = np.zeros((len(set(groups)), len(StepCounts._fields)))
     np.add.at(sums, group_indices(groups), np.array(counts, dtype=np.float64))
-    return {metric.__name__: _estimate(metric, sums, confidence) for metric in metrics}
+    return {metric.__name__: _estimate(metric, sums) for metric in metrics}
 
 
-def _estimate(metric: Metric, sums: Array, confidence: float) -> Estimate:
+def _estimate(metric: Metric, sums: Array) -> Estimate:
     """One metric from the counts of each problem, (problems, counts)."""
     total = sums.sum(0)
     value = float(metric(total))
@@ -215,8 +213,11 @@ def _estimate(metric: Metric, sums: Array, confidence: float) -> Estimate:
     )
     if equal < _FEWEST_PROBLEMS or math.isnan(value) or np.isnan(without).any():
         return without_interval(value, count, f"problems: {equal:.3g} of equal size bear on it")
-    solutions = [sums[:, pair] for pair in _LOCATED.get(metric, ())]
-    rarest = min(map(_rarer_event, solutions), default=0)
+    solutions = [sums[:, pair].T for pair in _LOCATED.get(metric, ())]
+    rarest = min(
+        (np.count_nonzero(part) for whole, right in solutions for part in (right, whole > right)),
+        default=0,
+    )
     if 0 < rarest < FEWEST_EVENTS:
         return without_interval(
             value,
@@ -227,15 +228,9 @@ def _estimate(metric: Metric, sums: Array, confidence: float) -> Estimate:
     spread = _spread(metric, total, value)
     return Estimate(
         value,
-        *share_interval(value, influence, max(trials, equal), spread=spread, confidence=confidence),
+        *share_interval(value, influence, max(trials, equal), spread=spread),
         count,
     )
-
-
-def _rarer_event(solutions: Array) -> int:
-    """In how many problems a solution is judged rightly, or wrongly, whichever is rarer."""
-    total, right = solutions.T
-    return int(min(np.count_nonzero(right), np.count_nonzero(total > right)))
 
 
 def _spread(metric: Metric, total: Array, value: float) -> float:
@@ -313,7 +308,7 @@ def _best(
 def compare_with_chance(
     right: Sequence[Right],
     probabilities: Sequence[Probabilities],
-    groups: Sequence[Hashable],
+    groups: Groups,
     calibration: tuple[Sequence[Right], Sequence[Probabilities]],
 ) -> dict[str, Json]:
     """Report all metrics with their intervals: of the model at the thresholds that are best on

@@ -25,7 +25,7 @@ from tether.data.sources import Quarantine, read_rows
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Question:
     """A context, the texts that may follow it, and the place of the right one.
 

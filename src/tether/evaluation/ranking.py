@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tether.core.errors import DataError
 from tether.stats import Array, Estimate, Influence, group_indices, without_interval
+from tether.stats.groups import Groups, Indices, sigmoid
 from tether.stats.means import FEWEST_GROUPS, mean_interval
 
 
@@ -76,7 +76,7 @@ def rank_policies(
     first: Sequence[str],
     second: Sequence[str],
     wins: Sequence[float],
-    prompts: Sequence[Hashable] | None = None,
+    prompts: Groups | None = None,
 ) -> PolicyRanking:
     """Rank policies by comparisons of two of them at a time.
 
@@ -111,8 +111,8 @@ def rank_policies(
 
 def _check_connected(
     names: Sequence[str],
-    left: NDArray[np.intp],
-    right: NDArray[np.intp],
+    left: Indices,
+    right: Indices,
     won: Array,
 ) -> None:
     """Ford's condition: from every policy a chain of wins leads to every other."""
@@ -158,11 +158,11 @@ def _fit(design: Array, won: Array) -> Array:
 
 def _rest_and_weight(strengths: Array, design: Array, won: Array) -> tuple[Array, Array]:
     """Residual and weight of each comparison."""
-    chance = 0.5 * (1.0 + np.tanh(design @ strengths / 2))
+    chance = sigmoid(design @ strengths)
     return won - chance, chance * (1 - chance)
 
 
-def _influences(strengths: Array, design: Array, won: Array, owner: NDArray[np.intp]) -> Array:
+def _influences(strengths: Array, design: Array, won: Array, owner: Indices) -> Array:
     """By how much each group moves each strength, (groups, policies), with mean 0."""
     groups = int(owner.max()) + 1
     count = design.shape[1]

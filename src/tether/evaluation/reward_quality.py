@@ -17,6 +17,7 @@ from tether.data.sources import group_of
 from tether.evaluation.calibration import expected_calibration_error, reliability_curve
 from tether.evaluation.winrate import correlation, pairwise_accuracy
 from tether.stats import Array, group_indices
+from tether.stats.groups import sigmoid
 
 FEWEST = 10
 """Least number of pairs of a reported slice."""
@@ -184,8 +185,8 @@ def calibration(difference: Array, groups: Sequence[str]) -> Json:
             difference / fit_temperature(parts[1]),
             difference / fit_temperature(parts[0]),
         )
-    probability = _sigmoid(difference)
-    after = _sigmoid(cooled)
+    probability = sigmoid(difference)
+    after = sigmoid(cooled)
     return {
         "calibration_error": expected_calibration_error(probability),
         "reliability": reliability_curve(probability),
@@ -232,10 +233,6 @@ def annotators(pairs: Sequence[Comparison], difference: Array) -> Json | None:
         "model_agrees": float(np.mean(with_model)),
         "count": len(among),
     }
-
-
-def _sigmoid(difference: Array) -> Array:
-    return 0.5 * (1.0 + np.tanh(difference / 2.0))
 
 
 def _loss(difference: Array) -> float:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,12 +22,13 @@ from tether.evaluation.suite import Figures, MeasuredPolicy
 from tether.evaluation.winrate import mean_estimate
 from tether.models.trunk import Role
 from tether.stats import Estimate, grouped_share, in_accord
+from tether.stats.groups import Groups
 
 _OPTION = re.compile(r"^[ \t]*(\([A-Z]\))[ \t]+(.+?)[ \t]*$", re.MULTILINE)
 _SENTENCE = re.compile(r"(?:^|(?<=[.!?…\"')]))\s+(?=[^a-z\s])")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PremisePair:
     """One question with two options, asked by two people of opposite kinds; `question` names it
     among all pairs.
@@ -137,7 +138,7 @@ def exchanged(prompt: Prompt) -> Prompt:
 def judge_premises(
     first: Sequence[float],
     second: Sequence[float],
-    questions: Sequence[Hashable],
+    questions: Groups,
 ) -> dict[str, Estimate]:
     """Measure how far answers depend on the asker's side.
 

@@ -1,7 +1,7 @@
 """Win rates, accuracies and means, each with the interval that says how far to believe it."""
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -13,9 +13,9 @@ from tether.stats import (
     grouped_mean,
     without_interval,
 )
+from tether.stats.groups import Groups
 
 MaybeScores = Sequence[float | None]
-Groups = Sequence[Hashable]
 
 
 def win_rate(
@@ -46,7 +46,6 @@ def pairwise_accuracy(
     groups: Groups | None = None,
     *,
     probabilities: Sequence[float] | None = None,
-    confidence: float = 0.95,
 ) -> Estimate:
     """Estimate how often a reward model scores the chosen answer above the rejected one.
 
@@ -66,7 +65,7 @@ def pairwise_accuracy(
             None if p == 0.5 else score
             for p, score in zip(probabilities, chosen_scores, strict=True)
         ]
-    return win_rate(chosen_scores, rejected_scores, groups=groups, confidence=confidence)
+    return win_rate(chosen_scores, rejected_scores, groups=groups)
 
 
 def share_in_order(leads: Sequence[float], probabilities: Sequence[float]) -> float:

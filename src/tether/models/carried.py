@@ -25,9 +25,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
+from tether.algorithms.autograd import AutogradContext
 from tether.core.errors import ModelError, one_line
 from tether.core.rundir import read_json, write_json
-from tether.models.one_rounding import product_with_change
 from tether.models.targets import bare_layer, takes_adapter
 from tether.models.trunk import TrunkT, without_adapters
 from tether.settings.model import ADAPTER_FILE
@@ -423,3 +423,52 @@ def _forward(layer: Carrier, states: Tensor) -> Tensor:
     weight = layer.weight if isinstance(layer, Conv1D) else layer.weight.T
     whole = product_with_change(states, weight, down.T, up.T)
     return whole if layer.bias is None else whole + layer.bias
+
+
+def product_with_change(states: Tensor, weight: Tensor, down: Tensor, up: Tensor) -> Tensor:
+    """x W + (x A) B, rounded once: (..., inputs) -> (..., outputs).
+
+    Args:
+        weight: (inputs, outputs), in the type of the states.
+        down: (inputs, rank), frozen.
+        up: (rank, outputs), frozen.
+    """
+    return _ProductWithChange.apply(states, weight, down, up)
+
+
+def rounded_once(rows: Tensor, weight: Tensor, down: Tensor, up: Tensor) -> Tensor:
+    """x W + (x A) B of rows (N, inputs), in their type.
+
+    (x A) B is rounded before, which costs one part in 256 of the change.
+    """
+    change = rows @ down @ up
+    if rows.device.type != "cuda":
+        return torch.addmm(change, rows, weight)
+    whole = torch.mm(rows, weight, out_dtype=torch.float32)
+    # one kernel: read, add in float32, round, write
+    return torch.add(whole, change, out=change)
+
+
+class _ProductWithChange(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: AutogradContext,
+        states: Tensor,
+        weight: Tensor,
+        down: Tensor,
+        up: Tensor,
+    ) -> Tensor:
+        ctx.save_for_backward(states if weight.requires_grad else None, weight, down, up)
+        whole = rounded_once(states.flatten(0, -2), weight, down, up)
+        return whole.view(*states.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: AutogradContext, slope: Tensor) -> tuple[Tensor | None, ...]:
+        states, weight, down, up = ctx.saved_tensors
+        rows = slope.flatten(0, -2)
+        before = own = None
+        if ctx.needs_input_grad[0]:
+            before = rounded_once(rows, weight.T, up.T, down.T).view(*slope.shape[:-1], -1)
+        if states is not None:
+            own = states.flatten(0, -2).T @ rows
+        return before, own, None, None

@@ -18,7 +18,7 @@ from tether.core.errors import ConfigError, ModelError, one_line, require
 from tether.core.keeping import durable
 from tether.core.once import once
 from tether.core.rundir import cpuinfo
-from tether.core.types import Json
+from tether.core.types import Ids, Json
 from tether.models.carried import (
     MERGED_ADAPTER,
     MergedChange,
@@ -62,7 +62,7 @@ class LoadedModel:
 
     model: Any
     tokenizer: PreTrainedTokenizerBase
-    stop_ids: tuple[int, ...]
+    stop_ids: Ids
     template: str | None
     system_prompt: str | None
     source: str
@@ -202,7 +202,7 @@ def speech_of(
     tokenizer: PreTrainedTokenizerBase,
     generation: object,
     source: str,
-) -> tuple[tuple[int, ...], str | None, str | None]:
+) -> tuple[Ids, str | None, str | None]:
     """The ids that end a turn, the template and the system message of a model under these settings.
 
     Args:
@@ -245,7 +245,7 @@ def _stop_ids(
     tokenizer: PreTrainedTokenizerBase,
     generation_config: object,
     speech: Speech | None,
-) -> tuple[int, ...]:
+) -> Ids:
     if config.stop_tokens:
         ids = tokenizer.get_vocab()
         none = tokenizer.unk_token_id
@@ -419,7 +419,7 @@ def save_model(
     template: str | dict[str, str],
     folder: Path,
     *,
-    stop_ids: tuple[int, ...] = (),
+    stop_ids: Ids = (),
 ) -> None:
     """A plain transformers folder: weights in safetensors, tokenizer, and the template in use.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from tether.core.errors import ModelError
 from tether.core.rundir import read_json, write_json
-from tether.core.types import Facts, Json
+from tether.core.types import Facts, Ids, Json
 from tether.models.trunk import setting
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Speech(TypedDict):
     dtype: str
 
 
-def eos_ids(tokenizer: PreTrainedTokenizerBase, generation_config: object) -> tuple[int, ...]:
+def eos_ids(tokenizer: PreTrainedTokenizerBase, generation_config: object) -> Ids:
     """The ids that end a response: the tokenizer's EOS first, then those that the model
     declares.
     """
@@ -42,7 +42,7 @@ def eos_ids(tokenizer: PreTrainedTokenizerBase, generation_config: object) -> tu
 def declare_ends(
     model: PreTrainedModel,
     tokenizer: Any,
-    stop_ids: tuple[int, ...],
+    stop_ids: Ids,
     template: object,
 ) -> None:
     """Write the ids that end a turn where other programs read them: generation_config, config, and

@@ -9,10 +9,11 @@ work in the same way with both.
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard, TypeVar, cast
 
 import torch
@@ -24,7 +25,6 @@ from tether.algorithms.distillation import Unembedding
 from tether.algorithms.token_batch import TokenBatch
 from tether.models.heads import ScalarHead
 from tether.models.independence import Independence, prove_independence, windows
-from tether.models.unpacked import unpacked
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -110,6 +110,37 @@ def layer_windows(config: PretrainedConfig) -> list[int | None]:
     kinds = setting(config, "layer_types") or ["full_attention"] * config.num_hidden_layers
     everywhere = None if hasattr(config, "layer_types") else window
     return [window if kind == "sliding_attention" else everywhere for kind in kinds]
+
+
+class _Pass(threading.local):
+    unpacked = False
+
+
+_PASS = _Pass()
+
+
+@contextmanager
+def unpacked(rows: bool) -> Iterator[None]:
+    """Within this block of this thread transformers looks for no packed rows, where all `rows` are
+    single sequences.
+    """
+    _put_in_place()
+    before = _PASS.unpacked
+    _PASS.unpacked = rows
+    try:
+        yield
+    finally:
+        _PASS.unpacked = before
+
+
+@cache
+def _put_in_place() -> None:
+    from transformers import masking_utils
+
+    search = masking_utils.find_packed_sequence_indices
+    masking_utils.find_packed_sequence_indices = lambda position_ids: (
+        None if _PASS.unpacked else search(position_ids)
+    )
 
 
 @dataclass

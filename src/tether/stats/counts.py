@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from tether.stats.groups import Array
+from tether.stats.groups import Array, Bounds
 
 MOST_MISSED = 0.4
 """The part by which more of the draws than 1 − confidence may be missed: 7% in place of 5%."""
@@ -16,7 +16,7 @@ _PLACES = 400
 
 
 @lru_cache(maxsize=4096)
-def few_interval(successes: int, total: int, confidence: float = 0.95) -> tuple[float, float]:
+def few_interval(successes: int, total: int, confidence: float = 0.95) -> Bounds:
     """Compute the interval of a proportion by Blaker's acceptability, with mid-P.
 
     Equation: at p let ``γ(x) = min(P(X ≤ x), P(X ≥ x))`` of X from Binomial(n, p). The interval

@@ -1,9 +1,16 @@
-"""A number with its interval, or with the reason why it has none."""
+"""A number with its interval, or with the reason why it has none; p-values, and their correction
+where several tests share one error.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal, NamedTuple, NotRequired, TypedDict
+
+import numpy as np
+
+from tether.stats.groups import student
 
 TOO_FEW = "too few"
 """The words that replace an interval; a reason begins with them."""
@@ -69,3 +76,35 @@ def shown_difference(
     if moved := side(gain, 0):
         return "higher" if moved > 0 else "lower"
     return "undecided"
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Adjust p-values, so that rejecting those below a level errs at all with at most that
+    probability.
+
+    Equation: of m tests in the order of their p-values, ``p̃_k = max over j ≤ k of min(1, (m − j +
+        1) p_j)``.
+    Paper: Holm 1979, https://www.jstor.org/stable/4615733.
+    """
+    order = np.argsort(p_values, kind="stable")
+    adjusted = np.empty(len(p_values))
+    steps = np.arange(len(p_values), 0, -1) * np.asarray(p_values, float)[order]
+    adjusted[order] = np.maximum.accumulate(np.minimum(steps, 1.0))
+    return adjusted.tolist()
+
+
+def p_above_zero(estimate: Estimate, freedom: float = math.inf) -> float:
+    """Compute the p-value at which a number lies above 0, from its 95% interval. Both tails count,
+    so p is below 5% where the interval lies above 0.
+
+    Equation: ``2 P(T > q v / (v − low))`` with the value v and the quantile q of the interval; 1
+        for a number that is not above 0.
+    Assumes: the interval is Student's with these degrees of freedom; unset, the normal one.
+    """
+    from scipy.special import stdtr
+
+    if estimate.value <= 0:
+        return 1.0
+    reach = estimate.value - estimate.low
+    distance = estimate.value / reach if reach else math.inf
+    return 2 * float(stdtr(freedom, -student(freedom, 0.95) * distance))

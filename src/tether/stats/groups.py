@@ -11,19 +11,28 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Array = NDArray[np.float64]
+Indices = NDArray[np.intp]
+Groups = Sequence[Hashable]
+"""The group of each observation, such as its prompt."""
+Bounds = tuple[float, float]
 
 
 FEWEST_UNLIKE = 4
 """Groups that differ from the commonest mean: fewer show too little of what is rare."""
 
 
-def group_indices(groups: Sequence[Hashable]) -> NDArray[np.intp]:
+def group_indices(groups: Groups) -> Indices:
     """The number of each observation's group, counted in the order in which groups first appear."""
     numbers = {group: number for number, group in enumerate(dict.fromkeys(groups))}
     return np.array([numbers[group] for group in groups], dtype=np.intp)
 
 
-def by_group(values: Array, groups: Sequence[Hashable] | None) -> tuple[Array, Array]:
+def sigmoid(values: Array) -> Array:
+    """``1 / (1 + exp(−x))``."""
+    return 0.5 * (1.0 + np.tanh(values / 2.0))
+
+
+def by_group(values: Array, groups: Groups | None) -> tuple[Array, Array]:
     """Sum and count the values of each group, in the order in which groups first appear; unset,
     each is its own group.
     """
@@ -134,7 +143,7 @@ def student(freedom: float, confidence: float) -> float:
     return float(stdtrit(freedom, 0.5 + confidence / 2))
 
 
-def in_accord(changes: ArrayLike, questions: Sequence[Hashable]) -> NDArray[np.float64]:
+def in_accord(changes: ArrayLike, questions: Groups) -> NDArray[np.float64]:
     """Give each change the sign of its accord with the other half of its question's changes.
 
     Equation: ``c_i = d_i · sign(Σ d_j)`` over the j at the odd places of the question's rows for i

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -11,6 +11,8 @@ from tether.stats.estimates import Estimate, without_interval
 from tether.stats.groups import (
     FEWEST_UNLIKE,
     Array,
+    Bounds,
+    Groups,
     Influence,
     by_group,
     influence_on_mean,
@@ -27,9 +29,9 @@ FEWEST_GROUPS = 16
 
 def grouped_mean(
     values: Array,
-    groups: Sequence[Hashable] | None,
+    groups: Groups | None,
     *,
-    bounds: tuple[float, float] | None = None,
+    bounds: Bounds | None = None,
     confidence: float = 0.95,
 ) -> Estimate:
     """Estimate a mean: `mean_interval`. If values have only two or three equidistant levels, the
@@ -117,7 +119,7 @@ def _known(reach: float) -> float:
 def _levels(
     values: Array,
     groups: int,
-    bounds: tuple[float, float] | None,
+    bounds: Bounds | None,
 ) -> tuple[float, float, int] | None:
     """The least and the greatest of two or three levels, and the number of steps between them; None
     of anything else.
@@ -158,7 +160,7 @@ def mean_interval(
     confidence: float = 0.95,
     *,
     skewed: bool = True,
-) -> tuple[float, float]:
+) -> Bounds:
     """Compute the interval of a mean, or of a similar statistic, over groups.
 
     Equation: the hull of two intervals with the standard error se of the jackknife. Student's is

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tether.stats.estimates import Estimate
-from tether.stats.groups import FEWEST_UNLIKE, Array, group_indices, jackknife, unlike
+from tether.stats.groups import (
+    FEWEST_UNLIKE,
+    Array,
+    Groups,
+    Indices,
+    group_indices,
+    jackknife,
+    unlike,
+)
 from tether.stats.means import FEWEST_GROUPS, grouped_mean
 from tether.stats.shares import share_interval
-
-Groups = Sequence[Hashable]
 
 
 class _Sums(NamedTuple):
@@ -97,7 +103,7 @@ def _group_sums(
     labels: Array,
     predictions: Array,
     judged: NDArray[np.bool_],
-    owner: NDArray[np.intp],
+    owner: Indices,
 ) -> Array:
     """The columns of `_Sums`, a row a group."""
     ones = judged.astype(np.float64)

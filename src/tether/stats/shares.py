@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -14,6 +13,8 @@ from tether.stats.groups import (
     FEWEST_EVENTS,
     FEWEST_UNLIKE,
     Array,
+    Bounds,
+    Groups,
     Influence,
     by_group,
     influence_on_mean,
@@ -25,7 +26,7 @@ def wilson_interval(
     successes: float,
     total: float,
     confidence: float = 0.95,
-) -> tuple[float, float]:
+) -> Bounds:
     """Compute Wilson's score interval of a proportion.
 
     Equation: ``(p̂ + z²/2n ± z √(p̂(1−p̂)/n + z²/4n²)) / (1 + z²/n)`` with ``p̂ = successes / n``.
@@ -54,7 +55,7 @@ def wilson_interval(
 
 
 @lru_cache(maxsize=4096)
-def mid_interval(successes: float, total: float, confidence: float = 0.95) -> tuple[float, float]:
+def mid_interval(successes: float, total: float, confidence: float = 0.95) -> Bounds:
     """Compute the mid-P interval of a proportion, which misses a rare event less often than Wilson's.
 
     Equation: at each bound p, ``P(X > x) + P(X = x) / 2`` or ``P(X < x) + P(X = x) / 2`` of X from
@@ -102,7 +103,7 @@ def share_interval(
     *,
     spread: float = 1.0,
     confidence: float = 0.95,
-) -> tuple[float, float]:
+) -> Bounds:
     """Compute the interval of a share over groups, or of a statistic that is similar near 0 and 1:
     F1 and agreement.
 
@@ -133,7 +134,7 @@ def share_interval(
     return wilson_interval(inside * effective, effective, confidence)
 
 
-def trials_interval(successes: int, total: int, confidence: float = 0.95) -> tuple[float, float]:
+def trials_interval(successes: int, total: int, confidence: float = 0.95) -> Bounds:
     """Compute the interval of a proportion of independent trials: `mid_interval`, and with fewer
     than ten successes or failures `few_interval`.
     """
@@ -144,7 +145,7 @@ def trials_interval(successes: int, total: int, confidence: float = 0.95) -> tup
 
 def grouped_share(
     values: Array,
-    groups: Sequence[Hashable] | None,
+    groups: Groups | None,
     confidence: float = 0.95,
 ) -> Estimate:
     """Estimate the mean of values between 0 and 1, most of them 0 or 1.
@@ -186,7 +187,7 @@ def grouped_share(
 
 def grouped_balance(
     values: Array,
-    groups: Sequence[Hashable] | None,
+    groups: Groups | None,
     confidence: float = 0.95,
 ) -> Estimate:
     """Estimate the mean of losses, ties and wins, given as 0, ½ and 1.
@@ -231,7 +232,7 @@ def grouped_balance(
 
 def _wilson_share(
     side: Array,
-    groups: Sequence[Hashable] | None,
+    groups: Groups | None,
     confidence: float,
 ) -> tuple[Estimate, Influence]:
     """One side's share, by Wilson's interval however few its events are, and its influence."""

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tether.cli import app, labs
+from tether.cli import app, recipes
 from tether.core.errors import ConfigError
 
 
 def test_the_list_names_every_lab_and_its_question():
     shown = CliRunner().invoke(app, ["lab"], env={"COLUMNS": "200"}).output
-    paths = sorted(labs.LABS.glob("[0-9][0-9]_*.py"))
+    paths = sorted(recipes.LABS.glob("[0-9][0-9]_*.py"))
     assert paths and [path.stem for path in paths if path.stem not in shown] == []
     assert shown.count("?") == len(paths)
 
@@ -20,7 +20,7 @@ def test_the_list_names_every_lab_and_its_question():
 @pytest.mark.parametrize("codes", [{}, {"03": 1, "11": 1}])
 def test_all_labs_run_and_those_outside_their_bands_are_named(codes, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(labs, "_run", lambda path, seed: not codes.get(path.stem[:2]))
+    monkeypatch.setattr(recipes, "_run", lambda path, seed: not codes.get(path.stem[:2]))
     result = CliRunner().invoke(app, ["lab", "all"])
     assert result.exit_code == int(bool(codes))
     assert re.findall(r"\b\d\d(?=_)", result.output) == [*codes]
@@ -49,7 +49,7 @@ def test_an_unknown_lab_is_refused_with_the_names(name):
 def test_a_folder_without_room_for_pages_is_refused_before_anything_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").write_text("a file")
-    monkeypatch.setattr(labs, "_run", None)
+    monkeypatch.setattr(recipes, "_run", None)
     result = CliRunner().invoke(app, ["lab", "1"])
     assert isinstance(result.exception, OSError) and result.exception.filename == "runs/labs"
 
@@ -59,4 +59,4 @@ def test_a_folder_without_room_for_pages_is_refused_before_anything_runs(tmp_pat
     [("1", "01_"), ("01", "01_"), ("0010", "10_"), ("7-hundred", "07_")],
 )
 def test_a_lab_is_named_by_its_number_or_its_beginning(name, stem):
-    assert labs._lab(name).stem.startswith(stem)
+    assert recipes._lab(name).stem.startswith(stem)

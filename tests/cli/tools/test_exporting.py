@@ -17,7 +17,7 @@ from tether.cli.tools import export as exporting
 from tether.cli.tools.export import export_model
 from tether.cli.tools.export_source import Source
 from tether.cli.tools.reward_bench import bench_rewards
-from tether.cli.trained import export_result
+from tether.cli.trained import export
 from tether.core.errors import ConfigError, MissingFileError, ModelError, RunError
 from tether.core.rundir import read_json, write_json
 from tether.core.types import Message, Prompt, Rollout, Sampling, StopReason, assistant, user
@@ -548,7 +548,7 @@ def test_scored_rollouts_are_the_policys_own(run, tmp_path):
 
 
 def test_the_command_says_what_it_wrote_and_how_far_off_it_is(run, tmp_path, capsys):
-    export_result(str(run / "reward"), tmp_path / "out")
+    export(str(run / "reward"), tmp_path / "out")
     told = " ".join(capsys.readouterr().out.split())
     assert (
         told.startswith(

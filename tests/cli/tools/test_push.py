@@ -9,7 +9,7 @@ import pytest
 from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled
 
 from tether.cli.tools.push import open_hub, push_folder
-from tether.cli.trained import export_result
+from tether.cli.trained import export
 from tether.core.errors import ConfigError, RunError
 
 
@@ -122,13 +122,13 @@ def test_the_command_asks_the_hub_first_and_uploads_what_was_written(
 ):
     hub.fails = {"whoami": refused(401)}
     with pytest.raises(RunError, match="does not take this token"):
-        export_result("tiny", tmp_path / "out", push="me/mine")
+        export("tiny", tmp_path / "out", push="me/mine")
     assert not (tmp_path / "out").exists()
     hub.fails = {}
-    export_result("tiny", tmp_path / "out", push="me/mine", private=True)
+    export("tiny", tmp_path / "out", push="me/mine", private=True)
     assert "Uploaded to https://huggingface.co/me/mine" in capsys.readouterr().out
     (name, repository, files) = hub.current.calls[-1]
     assert (name, repository) == ("upload_folder", "me/mine")
     assert {"README.md", "config.json", "model.safetensors", "tokenizer.json"} <= set(files)
     with pytest.raises(ConfigError, match=r"--private.*without --push"):
-        export_result("tiny", tmp_path / "other", private=True)
+        export("tiny", tmp_path / "other", private=True)

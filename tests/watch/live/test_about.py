@@ -14,8 +14,7 @@ from tests.watch.live.measured import write_runs
 from tether.core.rundir import RunDirectory
 from tether.people.annotation.server.address import Address
 from tether.people.annotation.server.guard import form_token
-from tether.watch.live.about import NOTES
-from tether.watch.live.board import Board
+from tether.watch.live.board import NOTES, Board
 from tether.watch.live.server import dashboard_app
 
 ORIGIN, TOKEN = "http://127.0.0.1:8766", "a-token-that-nobody-guesses"

@@ -27,7 +27,7 @@ from tests.watch.report.synthetic_sweep import KEY, write_sweep
 
 from tether.core.glossary import EVERY
 from tether.stats import Estimate, mean_of_runs
-from tether.watch.live.about import NOTES
+from tether.watch.live.board import NOTES
 
 pytestmark = pytest.mark.browser
 WRITING = Path(__file__).with_name("writing.py")

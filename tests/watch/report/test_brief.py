@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tether.watch.report.brief import brief
+from tether.watch.report.narrative import brief
 from tether.watch.report.numbers import moved_in_words
 from tether.watch.report.reading import read_journey
 

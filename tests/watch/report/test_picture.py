@@ -12,7 +12,6 @@ from tests.watch.report.test_report import HOSTILE, Page
 
 from tether.cli.tools.doctor_run import examine_run
 from tether.watch.monitoring.doctor import Finding
-from tether.watch.report.answers import three_answers
 from tether.watch.report.duel import write_duel
 from tether.watch.report.narrative import conclusion
 from tether.watch.report.numbers import SENTENCES, bracketed, percent
@@ -21,6 +20,7 @@ from tether.watch.report.page import write_report
 from tether.watch.report.picture import WIDTH, picture_lines, rods
 from tether.watch.report.plotting import PALETTE
 from tether.watch.report.reading import read_journey
+from tether.watch.report.rollouts import three_answers
 
 RATES = {"best": (0.57, 0.51, 0.63), "one": (0.71, 0.65, 0.77), "length": (0.63, 0.55, 0.7)}
 SVG = "{http://www.w3.org/2000/svg}"

@@ -20,15 +20,14 @@ from tests.watch.report.synthetic_sweep import write_sweep
 
 from tether.core.errors import MissingFileError, RunError, TetherError
 from tether.stats import grouped_share, side, wilson_interval
-from tether.watch.report.answers import answer_groups
-from tether.watch.report.brief import brief
 from tether.watch.report.figures import timeline_figures
-from tether.watch.report.narrative import conclusion, loop_conclusion
+from tether.watch.report.gains import gold_parts
+from tether.watch.report.narrative import brief, conclusion, loop_conclusion
 from tether.watch.report.numbers import bracketed, decimal, has_interval, percent, signed
 from tether.watch.report.page import write_report
-from tether.watch.report.parts import gold_parts
 from tether.watch.report.plotting import Trace, axis, envelope, framed
 from tether.watch.report.reading import LoopRun, estimate, printable, read_journey, series
+from tether.watch.report.rollouts import answer_groups
 
 HOSTILE = (
     "<script>window.hacked=1</script>",

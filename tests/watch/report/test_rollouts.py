@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tether.watch.report.figures import write_trace
 from tether.watch.report.page import write_report
 from tether.watch.report.reading import read_journey
 from tether.watch.report.rollouts import packed_rollouts
-from tether.watch.report.trace import write_trace
 
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu"]
 

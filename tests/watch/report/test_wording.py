@@ -6,7 +6,7 @@ from tests.watch.report.test_brief import GAIN, OVER, RATE, run_of
 from tests.watch.report.test_report import Page
 
 from tether.watch.report.about import Judge, judge_of_all
-from tether.watch.report.brief import brief
+from tether.watch.report.narrative import brief
 from tether.watch.report.page import write_report
 from tether.watch.report.reading import read_journey
 

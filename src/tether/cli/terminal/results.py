@@ -10,8 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tether.cli.terminal.console import Terminal, print_line
-from tether.cli.terminal.tables import show_next, show_table
+from tether.cli.terminal.console import Terminal, print_line, show_next, show_table
 from tether.core.amounts import duration, gigabytes
 from tether.core.command import command_line
 from tether.core.rundir import stage_folder
@@ -21,9 +20,8 @@ from tether.runner.folder import remembered
 from tether.settings.rewards import GIVEN
 from tether.settings.stages import STAGES
 from tether.watch.report.about import judge_of
-from tether.watch.report.brief import brief
 from tether.watch.report.measures import arm_table
-from tether.watch.report.narrative import Conclusion, loop_conclusion
+from tether.watch.report.narrative import Conclusion, brief, loop_conclusion
 from tether.watch.report.numbers import SENTENCES, listing
 from tether.watch.report.picture import picture_lines
 from tether.watch.report.reading import read_journey, read_loop, read_sub_run
@@ -50,15 +48,15 @@ def show_run(console: Console, run: Path) -> None:
         # a file or a pipe has no edge
         wide = console if console.is_terminal else Terminal(width=170)
         columns, rows = round_table(loop)
-        show_table(wide, "rounds", rows, columns)
+        show_table(rows, columns, "rounds", console=wide)
     else:
         journey = read_journey(run)
         columns, rows = arm_table(journey.compared, judge_of(journey))
-        show_table(console, "policies", rows, columns)
+        show_table(rows, columns, "policies", console=console)
     show_conclusion(*concluded(run))
 
 
-def show_sweep(console: Console, run: Path) -> None:
+def show_sweep(run: Path) -> None:
     """The end of a sweep: the first numbers of each setting, means over its seeds, and the verdict;
     the page has all numbers.
     """
@@ -66,7 +64,7 @@ def show_sweep(console: Console, run: Path) -> None:
         return
     verdict, lines, columns, rows, notes = sweep_brief(sweep)
     # a long key goes on in the next line at a dot
-    show_table(console, "settings", rows, [name.replace(".", "\n.") for name in columns])
+    show_table(rows, [name.replace(".", "\n.") for name in columns], "settings")
     show_conclusion(verdict, lines)
     for note in notes:
         print_line(note)
@@ -152,8 +150,8 @@ def show_stage(console: Console, run: Path, summary: Facts, how: str = "") -> No
         *listing(summary),
         *((name, show(value)) for name, value, show in costs if value is not None),
     ]
-    show_table(console, stage.title, rows)
-    show_table(console, "rounds", pair_rounds(stage), ROUND_OF_PAIRS)
+    show_table(rows, title=stage.title, console=console)
+    show_table(pair_rounds(stage), ROUND_OF_PAIRS, "rounds", console=console)
     if not (run / "pairs.jsonl").is_file():
         show_conclusion(*concluded(run, how))
     print_line(f"{stage.title}: {run}")
@@ -161,7 +159,7 @@ def show_stage(console: Console, run: Path, summary: Facts, how: str = "") -> No
 
 def show_agreement(console: Console, name: str, result: Facts, *, warn: bool = True) -> None:
     """Print the agreement of a judge with the labels of a file, and warnings about it."""
-    show_table(console, name, _agreement_rows(result))
+    show_table(_agreement_rows(result), title=name, console=console)
     for sentence in _warnings(result) if warn else ():
         console.print(f"[bold yellow]{sentence}[/]", highlight=False)
 

@@ -24,7 +24,7 @@ from tether.cli.tools.export_transformers import (
 from tether.cli.tools.model_card import TASKS, base_name, model_card
 from tether.core.errors import ConfigError, DataError, ModelError
 from tether.core.keeping import durable
-from tether.core.types import Conversation, Json, Message, assistant, user
+from tether.core.types import Conversation, Ids, Json, Message, assistant, user
 from tether.data.batches import make_batch
 from tether.data.chat import Encoded
 from tether.models.carried import (
@@ -296,7 +296,7 @@ class Writer:
                 return PeftModel.from_pretrained(base, str(folder)).float().eval()
             return self.loader.from_pretrained(folder, dtype=torch.float32).eval()
 
-    def _probes(self) -> list[tuple[Conversation, tuple[int, ...]]]:
+    def _probes(self) -> list[tuple[Conversation, Ids]]:
         """A few conversations that the template takes, and their ids; of a policy those of the
         prompt.
         """
@@ -330,7 +330,7 @@ class Writer:
             "input_ids"
         ]
 
-    def _expected(self, ids: tuple[int, ...]) -> Tensor:
+    def _expected(self, ids: Ids) -> Tensor:
         """tether's numbers: of each token but the first its log-probability, the score, or each
         token's logits.
         """
@@ -345,7 +345,7 @@ class Writer:
         places = torch.arange(len(ids), device=self.role.device)
         return self.role.values_at(self.role.hidden(batch), places).view(len(ids), -1).cpu()
 
-    def _computed(self, model: PreTrainedModel | PeftModel, ids: tuple[int, ...]) -> Tensor:
+    def _computed(self, model: PreTrainedModel | PeftModel, ids: Ids) -> Tensor:
         """The same of another's model."""
         row = torch.tensor([ids], device=model.device)
         logits = model(input_ids=row).logits[0].float()

@@ -16,14 +16,13 @@ from jinja2 import Environment, TemplateError
 from tether.core.errors import ModelError
 from tether.core.rundir import read_json
 from tether.core.tables import table_beside
-from tether.core.types import Json
+from tether.core.types import Ids, Json
 from tether.models.pretrained import ROPE_SCALES, rope_frequencies
 
 if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-HERE = Path(__file__).parent
 NAMES = table_beside(__file__, "gguf.toml")
 TYPES = ("q8_0", "bf16", "f16", "f32")
 FILE = "model.gguf"
@@ -37,7 +36,7 @@ def write_gguf(
     model: PreTrainedModel | PeftModel,
     folder: Path,
     weights: str,
-    stop_ids: tuple[int, ...],
+    stop_ids: Ids,
 ) -> bool:
     """Write `folder/gguf` of an exported folder and its model, in float32. The model gets the
     rounded weights; true if Ollama can render its chat template.
@@ -64,7 +63,7 @@ def write_gguf(
     writer.close()
     if parts := _parts(tokenizer):
         tags = Environment("[%", "%]", "[[", "]]", trim_blocks=True, keep_trailing_newline=True)
-        text = (HERE / "Modelfile.jinja").read_text(encoding="utf-8")
+        text = Path(__file__).with_name("Modelfile.jinja").read_text(encoding="utf-8")
         quoted = {name: json.dumps(part, ensure_ascii=False) for name, part in parts.items()}
         stops = tokenizer.convert_ids_to_tokens(stop_ids)
         (place / "Modelfile").write_text(

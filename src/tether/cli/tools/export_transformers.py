@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from tether.core.errors import ModelError
+from tether.core.types import Ids
 from tether.data.chat import ChatEncoder
 from tether.models.carried import Rounding, fold_in, order_settings, settle
 from tether.models.heads import ScalarHead
@@ -140,7 +141,7 @@ def save_adapter(
 def settle_padding(
     model: Any,
     tokenizer: PreTrainedTokenizerBase,
-    stop_ids: tuple[int, ...],
+    stop_ids: Ids,
     *,
     may_grow: bool,
 ) -> None:

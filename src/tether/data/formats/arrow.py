@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from tether.core.errors import DataError, one_line
-from tether.core.types import JsonValue
-from tether.data.formats.json_rows import BadRow, Numbered, Row, parse
+from tether.core.types import JsonValue, Row
+from tether.data.formats.json_rows import BadRow, Numbered, parse
 from tether.data.formats.json_tables import no_column_twice
 from tether.data.formats.messages import TEMPLATE_ARGUMENTS
 

@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterable, Mapping
 
 from tether.core.errors import DataError
-from tether.core.types import JsonValue, Texts
-from tether.data.formats.json_rows import Row, kind_name
+from tether.core.types import JsonValue, Row, Texts
+from tether.data.formats.json_rows import kind_name
 from tether.data.formats.values import structure_in
 from tether.settings.synonyms import alike
 

@@ -22,11 +22,11 @@ from typing import IO
 
 from tether.core.errors import DataError, MissingFileError, one_line
 from tether.core.once import once
-from tether.core.types import Facts
+from tether.core.types import Facts, Row
 from tether.data.formats import json_rows
 from tether.data.formats.arrow import check_growth, table_rows, without_added_nulls
 from tether.data.formats.folders import SUFFIXES, data_files, suffix_of, unknown_kind
-from tether.data.formats.json_rows import BadRow, Numbered, Row
+from tether.data.formats.json_rows import BadRow, Numbered
 from tether.data.formats.json_tables import no_column_twice, unwrapped
 
 Sources = str | Path | Sequence[str | Path]
@@ -52,7 +52,7 @@ _FOREIGN = {
 _BINARY = "binary, or text in UTF-16 or UTF-32. Export it as JSON lines in UTF-8"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Place:
     """One file, or one split of a data set on the hub. `name` is for messages, `stem` for the ids
     of its rows.

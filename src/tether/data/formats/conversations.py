@@ -20,13 +20,30 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from tether.core.errors import DataError
-from tether.core.types import Conversation, Demonstration, Message, Prompt, assistant, user
-from tether.data.formats import fields, values
+from tether.core.types import Conversation, Demonstration, Message, Prompt, Row, assistant, user
+from tether.data.formats import fields
 from tether.data.formats.cells import leave_out
-from tether.data.formats.fields import LeftOutError
-from tether.data.formats.json_rows import Row
+from tether.data.formats.fields import (
+    LeftOutError,
+    as_text,
+    attempt,
+    checked_prompt,
+    checked_response,
+    from_text,
+    has,
+    optional,
+    prompt_turns,
+    sequence,
+    system_turn,
+    text,
+    turns_at,
+    until_reply,
+    up_to_reply,
+    with_input,
+)
 from tether.data.formats.messages import is_dialogue, read_message, thinks, thought_column
 from tether.data.formats.table import LISTS
+from tether.data.formats.values import inner, listed_in
 
 RESPONSES = LISTS["judged"][:4]
 """Columns of answers that are given for prompts of another file."""
@@ -42,7 +59,7 @@ _DIALOGUES = LISTS["conversations"]
 
 def _column(row: Row) -> str:
     """The column of the conversation."""
-    return next((name for name in _DIALOGUES[:2] if fields.has(row, name)), "") or next(
+    return next((name for name in _DIALOGUES[:2] if has(row, name)), "") or next(
         (name for name in _DIALOGUES[2:] if is_dialogue(row, name)),
         _DIALOGUES[0],
     )
@@ -54,7 +71,7 @@ def has_dialogue(row: Row) -> bool:
     """
     names = (
         _DIALOGUES[2:]
-        if not fields.has(row, *PROMPTS)
+        if not has(row, *PROMPTS)
         else [name for name in _DIALOGUES[2:] if name != "data"]
     )
     return any(is_dialogue(row, name) for name in names)
@@ -65,25 +82,21 @@ def conversation(row: Row) -> Conversation:
     texts the first is a user's.
     """
     name, _ = fields.first(row, _column(row))
-    texts = values.listed_in(row, name)
-    if texts and all(isinstance(t, str) for t in texts) and fields.from_text(texts, name) is texts:
+    texts = listed_in(row, name)
+    if texts and all(isinstance(t, str) for t in texts) and from_text(texts, name) is texts:
         messages = tuple(
             Message("assistant" if place % 2 else "user", words)
             for place, words in enumerate(texts)
         )
     else:
-        messages = fields.turns_at(row, name, "user")
-    return (
-        messages
-        if messages and messages[0].role == "system"
-        else fields.system_turn(row) + messages
-    )
+        messages = turns_at(row, name, "user")
+    return messages if messages and messages[0].role == "system" else system_turn(row) + messages
 
 
 def read_conversation(row: Row) -> Demonstration:
     """Turns after the last assistant turn are left out: nothing is learned from them."""
-    demonstration = fields.up_to_reply(conversation(row), row)
-    fields.checked_response(demonstration.messages, "the last assistant turn")
+    demonstration = up_to_reply(conversation(row), row)
+    checked_response(demonstration.messages, "the last assistant turn")
     replies = [turn for turn in demonstration.messages if turn.role == "assistant"]
     if len(demonstration.messages) == 1:
         raise DataError("empty prompt: the conversation is a single assistant turn")
@@ -99,7 +112,7 @@ def read_conversation(row: Row) -> Demonstration:
 
 def read_opening(row: Row) -> Prompt:
     """The conversation up to its last assistant turn if it ends on one, else all of it."""
-    return Prompt(fields.until_reply(conversation(row), row))
+    return Prompt(until_reply(conversation(row), row))
 
 
 def read_response(
@@ -110,22 +123,22 @@ def read_response(
     """A prompt, and the response in the first of these columns that holds something, with its
     thought where a column has one. Both names are those of lists.
     """
-    prompt = fields.checked_prompt(fields.prompt_turns(row, *LISTS[asked]))
+    prompt = checked_prompt(prompt_turns(row, *LISTS[asked]))
     name, _ = fields.first(row, *LISTS[replies])
-    reply = fields.checked_response(fields.turns_at(row, name, "assistant"), "the response")
+    reply = checked_response(turns_at(row, name, "assistant"), "the response")
     thought = thought_column(row)
     if thought and not any(turn.reasoning or thinks(turn.content) for turn in reply):
-        reply = (replace(reply[0], reasoning=fields.text(row, thought)), *reply[1:])
+        reply = (replace(reply[0], reasoning=text(row, thought)), *reply[1:])
     return Demonstration(prompt + reply)
 
 
 def read_calls(row: Row) -> Demonstration:
     """A question and the calls of tools that answer it, as xLAM's function calls have them."""
-    prompt = fields.checked_prompt(fields.prompt_turns(row, "query"))
+    prompt = checked_prompt(prompt_turns(row, "query"))
     return Demonstration(
         prompt
         + read_message(
-            {"role": "assistant", "tool_calls": values.listed_in(row, "answers")},
+            {"role": "assistant", "tool_calls": listed_in(row, "answers")},
             "answers",
         ),
     )
@@ -133,7 +146,7 @@ def read_calls(row: Row) -> Demonstration:
 
 def read_reading(row: Row) -> Demonstration:
     """A question about a text, with the list of its answers: the first one."""
-    return fields.demonstration(fields.prompt_turns(row, "question"), first_answer(row))
+    return fields.demonstration(prompt_turns(row, "question"), first_answer(row))
 
 
 def first_answer(row: Row) -> str:
@@ -142,12 +155,12 @@ def first_answer(row: Row) -> str:
     Raises:
         DataError: the list is empty, so the text has no answer.
     """
-    answers = fields.sequence(values.inner(row, "answers").get("text"), "answers.text")
+    answers = sequence(inner(row, "answers").get("text"), "answers.text")
     if not answers:
         raise DataError("no answer: answers.text is an empty list")
     if any(answer != answers[0] for answer in answers):
         leave_out(row, "answers.text after the first")
-    return fields.as_text(answers[0], "answers.text")
+    return as_text(answers[0], "answers.text")
 
 
 def has_spans(row: Row) -> bool:
@@ -159,7 +172,7 @@ def read_helpsteer(row: Row) -> Demonstration:
     """HelpSteer's `prompt` and `response`; the scores of the response stay in the metadata,
     whatever they say.
     """
-    return fields.demonstration(marked_turns(row, "prompt"), fields.text(row, "response"))
+    return fields.demonstration(marked_turns(row, "prompt"), text(row, "response"))
 
 
 _TURN = re.compile(r"\s*<extra_id_1>(User|Assistant)\s*")
@@ -169,7 +182,7 @@ def marked_turns(row: Row, *names: str) -> Conversation:
     """HelpSteer's prompt, where <extra_id_1>Assistant and <extra_id_1>User begin the turns after
     the first.
     """
-    prompt = fields.prompt_turns(row, *names)
+    prompt = prompt_turns(row, *names)
     first, *rest = _TURN.split(prompt[-1].content) if prompt else ("",)
     if not rest or prompt[-1].role != "user":
         return prompt
@@ -183,7 +196,7 @@ def marked_turns(row: Row, *names: str) -> Conversation:
 
 def read_prompt(row: Row, *columns: str) -> Prompt:
     """The first of these columns that holds something."""
-    return Prompt(fields.prompt_turns(row, *columns))
+    return Prompt(prompt_turns(row, *columns))
 
 
 def lists_questions(row: Row) -> bool:
@@ -193,9 +206,9 @@ def lists_questions(row: Row) -> bool:
 
 def read_turns(row: Row) -> Prompt:
     """MT-bench: the first of `turns`; the later ones wait in the metadata as `later_turns`."""
-    listed = fields.sequence(row.get("turns"), "turns")
+    listed = sequence(row.get("turns"), "turns")
     questions = [
-        fields.text(turn, "content") if isinstance(turn, dict) else fields.as_text(turn, "turns")
+        text(turn, "content") if isinstance(turn, dict) else as_text(turn, "turns")
         for turn in listed
     ]
     if not questions:
@@ -212,7 +225,7 @@ def read_capture(row: Row) -> Iterator[Demonstration | DataError]:
     """OpenEnv's record of a rollout, a graph of calls of a model: each path of the agent, as its last
     call has it.
     """
-    calls = values.listed_in(row, "turns")
+    calls = listed_in(row, "turns")
     leave_out(row, "turns off the agent's paths")
 
     def one(path: Row) -> Demonstration:
@@ -229,22 +242,22 @@ def read_capture(row: Row) -> Iterator[Demonstration | DataError]:
             ) from error
         return read_conversation({"messages": messages})
 
-    yield from fields.attempt(one, values.listed_in(row, "sequences"))
+    yield from attempt(one, listed_in(row, "sequences"))
 
 
 def read_self_instruct(row: Row) -> Iterator[Demonstration | DataError]:
     """One demonstration for each of the task's instances."""
-    instances = fields.sequence(row.get("instances"), "instances")
+    instances = sequence(row.get("instances"), "instances")
     if not instances:
         raise DataError("empty response: the task has no instances")
 
     def one(instance: object) -> Demonstration:
         if not isinstance(instance, dict):
             raise DataError("not an instance: instances need input and output")
-        words = fields.with_input(
-            fields.text(row, "instruction"),
-            fields.optional(instance, "input"),
+        words = with_input(
+            text(row, "instruction"),
+            optional(instance, "input"),
         )
-        return fields.demonstration((user(words),), fields.text(instance, "output"))
+        return fields.demonstration((user(words),), text(instance, "output"))
 
-    yield from fields.attempt(one, instances)
+    yield from attempt(one, instances)

@@ -70,7 +70,7 @@ def _imitate(record: Feedback) -> Iterable[Demonstration]:
     return (Demonstration(record.prompt + record.response),)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Conversion:
     """From a native kind to the kind asked for. `loses`: the fields of the native record that have
     no place in the other.

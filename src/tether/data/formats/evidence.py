@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from tether.core.errors import DataError
 from tether.core.once import once
+from tether.core.types import Row
 from tether.data.formats.fields import options
-from tether.data.formats.json_rows import Row
 from tether.data.formats.messages import SPEAKER, THOUGHTS, NoThought
 from tether.data.formats.solved import CORRECT
 from tether.data.formats.values import list_in

@@ -17,10 +17,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tether.core.errors import DataError
-from tether.core.types import Feedback, assistant, user
-from tether.data.formats import fields
+from tether.core.types import Feedback, Row, assistant, user
 from tether.data.formats.conversations import PROMPTS, TURNS_BEFORE, conversation
-from tether.data.formats.json_rows import Row
+from tether.data.formats.fields import (
+    boolean,
+    cell_numbers,
+    feedback,
+    first,
+    has,
+    number,
+    prompt_turns,
+    text,
+    turns,
+)
 from tether.data.formats.table import LISTS
 
 LABELS = LISTS["labels"]
@@ -40,12 +49,12 @@ def is_good(value: object, name: str) -> bool:
     )
     if word in _GOOD | _BAD:
         return word in _GOOD
-    return fields.boolean(value, name)
+    return boolean(value, name)
 
 
 def _label(row: Row) -> str | None:
     """The column of the verdict: the first that can be one, else the first that holds something."""
-    given = [name for name in LABELS if fields.has(row, name)]
+    given = [name for name in LABELS if has(row, name)]
     return next(
         (name for name in given if _is_verdict(dict.get(row, name), name)),
         given[0] if given else None,
@@ -69,7 +78,7 @@ def has_verdict(row: Row) -> bool:
 def scaled(rows: Sequence[Row]) -> str:
     """The reason why labels are no verdicts: a number among them that is neither 0 nor 1."""
     for name in dict.fromkeys(filter(None, map(_label, rows))):
-        if points := sorted(fields.cell_numbers(rows, name) - {0, 1}):
+        if points := sorted(cell_numbers(rows, name) - {0, 1}):
             return (
                 f"column {name} holds {points[0]:g}, so it is a scale and no verdict. Write true "
                 "for the responses that are good "
@@ -86,26 +95,26 @@ def read_feedback(row: Row) -> Feedback:
     if name is None:
         raise DataError("unreadable label: nothing in column label")
     desirable = is_good(row[name], name)
-    if fields.has(row, "messages", "conversations", "conversation"):
+    if has(row, "messages", "conversations", "conversation"):
         messages = conversation(row)
         prompt = messages[:-1]
         response = messages[-1:]
     else:
-        prompt = fields.prompt_turns(row, *PROMPTS, *TURNS_BEFORE)
-        column, value = fields.first(row, *RESPONSES)
-        response = fields.turns(value, "assistant", column)
-    return fields.feedback(prompt, response, desirable)
+        prompt = prompt_turns(row, *PROMPTS, *TURNS_BEFORE)
+        column, value = first(row, *RESPONSES)
+        response = turns(value, "assistant", column)
+    return feedback(prompt, response, desirable)
 
 
 def read_truthful_qa(row: Row) -> Feedback:
     """An answer is desirable if both judges, `true` and `info`, give it at least one half. Refusing
     every statement is true but undesirable. Both scores stay in the metadata.
     """
-    scores = {name: fields.number(row.get(name), name) for name in ("true", "info")}
-    answer = (assistant(fields.text(row, "answer")),)
-    question = (user(fields.text(row, "question")),)
+    scores = {name: number(row.get(name), name) for name in ("true", "info")}
+    answer = (assistant(text(row, "answer")),)
+    question = (user(text(row, "question")),)
     return replace(
-        fields.feedback(
+        feedback(
             question,
             answer,
             min(scores.values()) >= 0.5,

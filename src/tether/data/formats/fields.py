@@ -24,10 +24,10 @@ from tether.core.types import (
     Json,
     JsonValue,
     Message,
+    Row,
     assistant,
 )
 from tether.data.formats.cells import leave_out
-from tether.data.formats.json_rows import Row
 from tether.data.formats.messages import is_turn, read_message, tool_schemas, with_thoughts
 from tether.data.formats.table import LISTS
 from tether.data.formats.values import (

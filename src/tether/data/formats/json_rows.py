@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from typing import IO
 
 from tether.core.errors import DataError
-from tether.core.types import Json, JsonValue
+from tether.core.types import JsonValue, Row
 
-Row = Json
 CHUNK = 1 << 16
 LONGEST_LINE = 1 << 26
 """More text than this without the end of a line means that the file is damaged, not that the line
@@ -40,7 +39,7 @@ _TOO_DEEP = f"lists or objects nested more than {DEEPEST} deep"
 _UNPAIRED = re.compile("[\ud800-\udfff]")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BadRow:
     """A thing that is no row, in the place of one."""
 

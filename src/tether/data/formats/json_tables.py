@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 
 from tether.core.errors import DataError
 from tether.core.once import once
-from tether.core.types import Entries, Facts, JsonValue
+from tether.core.types import Entries, Facts, JsonValue, Row
 from tether.data.formats.folders import SPLIT_OF
-from tether.data.formats.json_rows import BadRow, Numbered, Row
+from tether.data.formats.json_rows import BadRow, Numbered
 
 _WRAPPERS = ("data", "rows", "examples", "records", "items", "samples")
 _OF_A_ROW = {

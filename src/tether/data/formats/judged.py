@@ -31,10 +31,22 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import starmap
 
 from tether.core.errors import DataError
-from tether.core.types import Annotation, Comparison, Conversation, Entries, assistant, user
+from tether.core.types import Annotation, Comparison, Conversation, Entries, Row, assistant, user
 from tether.data.formats import fields
 from tether.data.formats.conversations import PROMPTS, TURNS_BEFORE, marked_turns
-from tether.data.formats.json_rows import Row
+from tether.data.formats.fields import (
+    boolean,
+    cell_numbers,
+    checked_comparison,
+    has,
+    optional,
+    sequence,
+    split_transcript,
+    system_turn,
+    text,
+    texts,
+    turns_at,
+)
 from tether.data.formats.pairs import split_sides
 from tether.data.formats.sides import (
     VERDICTS,
@@ -65,7 +77,7 @@ _HEADS = {
 _WAY_OUT = "Write the better and the worse answer into columns chosen and rejected"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RowVerdict:
     """A verdict on two answers in the order of their row.
 
@@ -127,7 +139,7 @@ def compared(
             )
             | facts
         )
-    return fields.checked_comparison(
+    return checked_comparison(
         replace(pair if position == 1 else pair.swap(), metadata={**facts, **verdict.facts}),
     )
 
@@ -140,15 +152,15 @@ def read_sides(
     models: Sequence[str] = (),
 ) -> Comparison:
     """Two columns with answers; `models` are those of their writers."""
-    sides = [fields.turns_at(row, name, "assistant") for name in answers]
-    before = marked_turns(row, *prompt) or fields.system_turn(row)
+    sides = [turns_at(row, name, "assistant") for name in answers]
+    before = marked_turns(row, *prompt) or system_turn(row)
     writers = verdict.models or [row.get(name) for name in models]
     return compared(before, sides, replace(verdict, models=writers))
 
 
 def _given(row: Row, name: str) -> str | float:
     """A verdict; a judge that failed left null, which is none."""
-    if not fields.has(row, name):
+    if not has(row, name):
         raise DataError(f"no verdict: {name} is null")
     return row[name]
 
@@ -187,7 +199,7 @@ def numbered_otherwise(
 ) -> str:
     """The reason why a file counts its answers otherwise; empty if it does not."""
     low, high = sorted(map(float, answers[:2]))
-    other = sorted(fields.cell_numbers(rows, column) - {low, high})
+    other = sorted(cell_numbers(rows, column) - {low, high})
     if not other or (low and other[0]):
         return ""
     return (
@@ -205,7 +217,7 @@ def strength(
     size. `people` lists the `score` of each annotator, the same number.
     """
     value = -_point(row, name, range(-3, 4), "not a whole number from -3 to 3")
-    own = fields.sequence(row[people], people) if people and fields.has(row, people) else []
+    own = sequence(row[people], people) if people and has(row, people) else []
     if not all(isinstance(person, dict) for person in own):
         raise DataError(
             f"not an annotation: {people} lists something other than objects with a score",
@@ -232,7 +244,7 @@ def half_a_scale(rows: Sequence[Row]) -> str:
     """A doubt about `preference` of 0 and 1 alone: 0 is a tie there, and elsewhere it is one of the
     answers.
     """
-    if {0, 1} <= (numbers := fields.cell_numbers(rows, "preference")) and max(numbers) <= 1:
+    if {0, 1} <= (numbers := cell_numbers(rows, "preference")) and max(numbers) <= 1:
         return (
             "column preference holds 0 and nothing above 1, where 1 and 2 are the two answers and "
             f"0 is a tie. {_WAY_OUT}"
@@ -247,7 +259,7 @@ def most_votes(row: Row, _: str) -> RowVerdict:
     names = {
         int(match[1]): name
         for name in row
-        if (match := _ANNOTATOR.fullmatch(name)) and fields.has(row, name)
+        if (match := _ANNOTATOR.fullmatch(name)) and has(row, name)
     }
     votes = {
         name: _LEANS[_point(row, name, [*_LEANS], "not 0, 1 or 2")]
@@ -287,7 +299,7 @@ def upvotes(
 ) -> RowVerdict:
     """SHP's label; the margin is the difference of the scores."""
     verdict = by_number(row, name, "1", "0")
-    if not all(fields.has(row, score) for score in scores):
+    if not all(has(row, score) for score in scores):
         return verdict
     margin = by_scores(row, *scores).lean
     if margin * verdict.lean < 0:
@@ -323,11 +335,11 @@ def read_summaries(row: Row) -> Comparison:
     `info.article`.
     """
     verdict = by_number(row, "choice", "0", "1")
-    both = fields.sequence(row.get("summaries"), "summaries")
+    both = sequence(row.get("summaries"), "summaries")
     if len(both) != 2 or not all(isinstance(item, dict) for item in both):
         raise DataError("not a pair: summaries needs two objects with a text")
-    votes = {fields.text(row, "worker"): verdict.lean} if fields.has(row, "worker") else {}
-    sides = [(assistant(fields.text(item, "text")),) for item in both]
+    votes = {text(row, "worker"): verdict.lean} if has(row, "worker") else {}
+    sides = [(assistant(text(item, "text")),) for item in both]
     models = [item.get("policy") for item in both]
     prompt = (user(_to_summarise(row.get("info"))),)
     return compared(prompt, sides, replace(verdict, votes=votes, models=models))
@@ -335,12 +347,10 @@ def read_summaries(row: Row) -> Comparison:
 
 def _to_summarise(info: object) -> str:
     """The text to summarise, after the paper: a post with its forum and title, or an article."""
-    if not isinstance(info, dict) or not fields.has(info, "post", "article"):
+    if not isinstance(info, dict) or not has(info, "post", "article"):
         raise DataError("empty prompt: info has neither a post nor an article")
     parts = (
-        head + fields.text(info, name)
-        for name, head in _HEADS.items()
-        if fields.optional(info, name).strip()
+        head + text(info, name) for name, head in _HEADS.items() if optional(info, name).strip()
     )
     return "\n\n".join([*parts, "TL;DR:"])
 
@@ -350,18 +360,18 @@ def read_arena(row: Row) -> Comparison:
     were judged.
     """
     names = ("conversation_a", "conversation_b")
-    both = [fields.turns_at(row, name, "user") for name in names]
+    both = [turns_at(row, name, "user") for name in names]
     verdict = worded(row, "winner", *names)
     judged = int(row["turn"]) if isinstance(dict.get(row, "turn"), int) else 0
     cut = [_up_to(turns, judged) for turns in both]
     later = [t.content for turns, own in zip(both, cut, strict=True) for t in turns[len(own) :]]
     verdict = replace(
         verdict,
-        votes={fields.text(row, "judge"): verdict.lean} if fields.has(row, "judge") else {},
+        votes={text(row, "judge"): verdict.lean} if has(row, "judge") else {},
         models=(row.get("model_a"), row.get("model_b")),
         facts={**verdict.facts, **({"later_turns": later} if later else {})},
     )
-    return compared(fields.system_turn(row), cut, verdict)
+    return compared(system_turn(row), cut, verdict)
 
 
 def _up_to(turns: Conversation, count: int) -> Conversation:
@@ -374,24 +384,24 @@ def read_arena_lists(row: Row) -> Comparison:
     """`prompt`, `response_a` and `response_b` list the turns; one of `winner_model_a`,
     `winner_model_b`, `winner_tie` is 1.
     """
-    questions = fields.texts(row, "prompt")
+    questions = texts(row, "prompt")
     both: list[Conversation] = []
     for name in ("response_a", "response_b"):
-        answers = fields.texts(row, name)
+        answers = texts(row, name)
         if len(questions) != len(answers):
             raise DataError(
                 f"uneven lists: {len(questions)} turns in prompt but {len(answers)} in {name}",
             )
         pairs = zip(map(user, questions), map(assistant, answers), strict=True)
         both.append(tuple(turn for pair in pairs for turn in pair))
-    won = [name for name in _WON if fields.has(row, name) and fields.boolean(row[name], name)]
+    won = [name for name in _WON if has(row, name) and boolean(row[name], name)]
     if len(won) != 1:
         raise DataError(
             f"unreadable verdict: {len(won)} of winner_model_a, winner_model_b and winner_tie are 1",
         )
     models = (row.get("model_a"), row.get("model_b"))
     return compared(
-        fields.system_turn(row),
+        system_turn(row),
         both,
         RowVerdict(_WON[won[0]], models=models),
     )
@@ -432,10 +442,10 @@ def read_scored(row: Row) -> Comparison:
 def read_webgpt(row: Row) -> Comparison:
     """`question` (its `full_text`), `answer_0`, `answer_1`, `score_0`, `score_1`."""
     question = row.get("question")
-    words = fields.text(
+    words = text(
         *(question, "full_text") if isinstance(question, dict) else (row, "question"),
     )
-    sides = [fields.turns_at(row, name, "assistant") for name in ("answer_0", "answer_1")]
+    sides = [turns_at(row, name, "assistant") for name in ("answer_0", "answer_1")]
     return compared(
         (user(words),),
         sides,
@@ -446,11 +456,11 @@ def read_webgpt(row: Row) -> Comparison:
 
 def read_webgpt_lists(row: Row) -> Comparison:
     """`text`, two transcripts of ## Human: and ## Assistant:, and `score` a number for each."""
-    both = fields.texts(row, "text")
-    scores = [fields.number(value, "score") for value in fields.sequence(row.get("score"), "score")]
+    both = texts(row, "text")
+    scores = [fields.number(value, "score") for value in sequence(row.get("score"), "score")]
     if len(both) != 2 or len(scores) != 2:
         raise DataError(f"not a pair: {len(both)} texts and {len(scores)} scores")
     marks = re.compile(r"## (?=(?:Human|Assistant):)")
-    sides = [fields.split_transcript(marks.sub("\n\n", words)) for words in both]
+    sides = [split_transcript(marks.sub("\n\n", words)) for words in both]
     lean = scores[0] - scores[1]
     return compared((), sides, RowVerdict(lean, margin=lean), beside=False)

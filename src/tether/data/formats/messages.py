@@ -19,8 +19,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from tether.core.errors import DataError
-from tether.core.types import ChatRole, Conversation, Entries, Facts, JsonValue, Message
-from tether.data.formats.json_rows import Row, kind_name
+from tether.core.types import ChatRole, Conversation, Entries, Facts, JsonValue, Message, Row
+from tether.data.formats.json_rows import kind_name
 from tether.data.formats.table import LISTS, word_lists
 from tether.data.formats.values import (
     FALSE,

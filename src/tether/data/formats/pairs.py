@@ -21,11 +21,29 @@ from itertools import product
 from typing import TypeVar
 
 from tether.core.errors import DataError
-from tether.core.types import Annotation, Comparison, Conversation, JsonValue
+from tether.core.types import Annotation, Comparison, Conversation, JsonValue, Row
 from tether.data.formats import fields
 from tether.data.formats.cells import without_cells
 from tether.data.formats.conversations import PROMPTS, TURNS_BEFORE, conversation
-from tether.data.formats.json_rows import Row
+from tether.data.formats.fields import (
+    as_text,
+    attempt,
+    boolean,
+    checked_comparison,
+    first,
+    fold,
+    has,
+    is_transcript,
+    number,
+    optional,
+    prompt_turns,
+    row_tools,
+    sequence,
+    split_transcript,
+    system_turn,
+    text,
+    turns_at,
+)
 from tether.data.formats.table import LISTS
 
 T = TypeVar("T")
@@ -65,7 +83,7 @@ def read_pair(row: Row) -> Iterator[Comparison | DataError]:
     Lists of several texts give a pair of each chosen with each rejected one.
     """
     names = named_pair(row) or ("chosen", "rejected")
-    sides = [_alternatives(*fields.first(row, name)) for name in names]
+    sides = [_alternatives(*first(row, name)) for name in names]
     _refuse_places(row, names)
     label = _label(row, names)
     prompt = _prompt(row)
@@ -73,9 +91,7 @@ def read_pair(row: Row) -> Iterator[Comparison | DataError]:
     def one(both: tuple[object, ...]) -> Comparison:
         turns = [_side(value, name) for value, name in zip(both, names, strict=True)]
         are_replies = all(side and side[0].role == "assistant" for side in turns)
-        before = prompt or (
-            fields.prompt_turns(row, *TURNS_BEFORE) if are_replies else fields.system_turn(row)
-        )
+        before = prompt or (prompt_turns(row, *TURNS_BEFORE) if are_replies else system_turn(row))
         return _labelled(label, before, turns[0], turns[1])
 
     yield from _each(one, list(product(*sides)))
@@ -83,21 +99,21 @@ def read_pair(row: Row) -> Iterator[Comparison | DataError]:
 
 def _each(make: Callable[[T], Comparison], items: Sequence[T]) -> Iterator[Comparison | DataError]:
     """A comparison for each item. An error of a single one is one of the row."""
-    return fields.attempt(make, items) if len(items) > 1 else iter([make(items[0])])
+    return attempt(make, items) if len(items) > 1 else iter([make(items[0])])
 
 
 def _labelled(label: Comparison, *turns: Conversation) -> Comparison:
     """A label with the prompt and the two sides, also of two whole conversations."""
     prompt, chosen, rejected = split_sides(*turns)
-    return fields.checked_comparison(
+    return checked_comparison(
         replace(label, prompt=prompt, chosen=chosen, rejected=rejected),
     )
 
 
 def _side(value: JsonValue, name: str) -> Conversation:
     """A response; the turns of a whole transcript that begins with Human:."""
-    is_whole = isinstance(value, str) and fields.is_transcript(value) and "\n\nAssistant:" in value
-    return fields.split_transcript(value) if is_whole else fields.turns(value, "assistant", name)
+    is_whole = isinstance(value, str) and is_transcript(value) and "\n\nAssistant:" in value
+    return split_transcript(value) if is_whole else fields.turns(value, "assistant", name)
 
 
 def _refuse_places(row: Row, names: tuple[str, str]) -> None:
@@ -130,34 +146,34 @@ def _prompt(row: Row) -> Conversation:
     """The prompt's own column, also OpenAI's `input` of messages and tools."""
     given = dict.get(row, "input")
     is_object = isinstance(given, dict) and "messages" in given
-    if not is_object or fields.has(row, *(name for name in PROMPTS if name != "input")):
-        return fields.prompt_turns(row, *PROMPTS)
+    if not is_object or has(row, *(name for name in PROMPTS if name != "input")):
+        return prompt_turns(row, *PROMPTS)
     given = row["input"]
-    messages = fields.turns_at(given, "messages", "user")
-    tools = fields.row_tools(given)
+    messages = turns_at(given, "messages", "user")
+    tools = row_tools(given)
     return (replace(messages[0], tools=tools), *messages[1:]) if tools and messages else messages
 
 
 def _label(row: Row, names: tuple[str, str]) -> Comparison:
     """The verdict of a row on its sides, as a comparison without their texts."""
     margin, tie = _margin(row, names)
-    if fields.has(row, "tie"):
-        tie = fields.boolean(row["tie"], "tie")
+    if has(row, "tie"):
+        tie = boolean(row["tie"], "tie")
     # that of distilabel
     elif not tie and dict.get(row, "status") in ("unchanged", "swapped", "tie"):
         tie = row["status"] == "tie"
     probability = 0.5 if tie else 1.0
-    if fields.has(row, "probability"):
-        probability = fields.number(row["probability"], "probability")
+    if has(row, "probability"):
+        probability = number(row["probability"], "probability")
     if not 0.0 <= probability <= 1.0:
         raise DataError(f"impossible probability: {probability}")
     name = "annotations"
-    votes = fields.sequence(row[name], name) if fields.has(row, name) else ()
+    votes = sequence(row[name], name) if has(row, name) else ()
     return Comparison(
         (),
         (),
         (),
-        group=fields.optional(row, "group"),
+        group=optional(row, "group"),
         margin=margin,
         tie=tie,
         probability=probability,
@@ -175,8 +191,8 @@ def split_sides(
         return prompt, chosen, rejected
     length = shared_prompt(chosen, rejected)
     shared = chosen[:length]
-    words = {fields.fold(turn.content) for turn in shared}
-    if prompt and prompt[-1].role != "system" and fields.fold(prompt[-1].content) not in words:
+    words = {fold(turn.content) for turn in shared}
+    if prompt and prompt[-1].role != "system" and fold(prompt[-1].content) not in words:
         raise DataError(
             "prompt differs: its text is not a turn of the conversations in chosen and rejected",
         )
@@ -189,8 +205,8 @@ def _margin(row: Row, names: tuple[str, str]) -> tuple[float | None, bool]:
     """The margin in the source's units, and whether equal scores make it a tie."""
     margin = None
     equal = False
-    if fields.has(row, "margin"):
-        margin = fields.number(row["margin"], "margin")
+    if has(row, "margin"):
+        margin = number(row["margin"], "margin")
     elif scores := _scores(row, names):
         margin = scores[0] - scores[1]
         equal = scores[0] == scores[1]
@@ -203,8 +219,8 @@ def _scores(row: Row, names: tuple[str, str]) -> list[float]:
     """The scores of the two sides; distilabel lists them as `rating`, in the order of its
     `generations`.
     """
-    if pair := next((pair for pair in _SCORES if all(fields.has(row, name) for name in pair)), ()):
-        return [fields.number(row[name], name) for name in pair]
+    if pair := next((pair for pair in _SCORES if all(has(row, name) for name in pair)), ()):
+        return [number(row[name], name) for name in pair]
     drawn, rated = (dict.get(row, name) for name in ("generations", "rating"))
     sides = [dict.get(row, name) for name in names]
     if (
@@ -215,7 +231,7 @@ def _scores(row: Row, names: tuple[str, str]) -> list[float]:
     ):
         order = [drawn.index(side) for side in sides]
         return (
-            [fields.number(row["rating"][place], "rating") for place in order]
+            [number(row["rating"][place], "rating") for place in order]
             if None not in rated and len({*order}) == 2
             else []
         )
@@ -225,19 +241,17 @@ def _scores(row: Row, names: tuple[str, str]) -> list[float]:
 def _annotation(item: object) -> Annotation:
     if not isinstance(item, dict) or not {"annotator", "preference"} <= item.keys():
         raise DataError("not an annotation: annotations need annotator and preference")
-    lean = fields.number(item["preference"], "preference")
+    lean = number(item["preference"], "preference")
     if "choice" in item:  # a vote of tether's own export: all of it was read
         without_cells(item)
     if not -1.0 <= lean <= 1.0:
         raise DataError(f"impossible preference: {lean:g} of an annotator, not between -1 and 1")
-    return Annotation(fields.as_text(item["annotator"], "annotator"), lean)
+    return Annotation(as_text(item["annotator"], "annotator"), lean)
 
 
 def are_transcripts(row: Row) -> bool:
     """True for two whole transcripts without a prompt beside them."""
-    return "prompt" not in row and all(
-        fields.is_transcript(row[name]) for name in ("chosen", "rejected")
-    )
+    return "prompt" not in row and all(is_transcript(row[name]) for name in ("chosen", "rejected"))
 
 
 def read_transcripts(row: Row) -> Comparison:
@@ -247,12 +261,10 @@ def read_transcripts(row: Row) -> Comparison:
     Pairs that branch before the last reply are kept with all their turns, as long as both end on an
     Assistant turn.
     """
-    chosen, rejected = (
-        fields.split_transcript(fields.text(row, side)) for side in ("chosen", "rejected")
-    )
+    chosen, rejected = (split_transcript(text(row, side)) for side in ("chosen", "rejected"))
     length = shared_prompt(chosen, rejected)
-    prompt = fields.system_turn(row) + chosen[:length]
-    return fields.checked_comparison(Comparison(prompt, chosen[length:], rejected[length:]))
+    prompt = system_turn(row) + chosen[:length]
+    return checked_comparison(Comparison(prompt, chosen[length:], rejected[length:]))
 
 
 def shared_prompt(chosen: Conversation, rejected: Conversation) -> int:
@@ -277,7 +289,7 @@ def is_rejected_beside(row: Row) -> bool:
     """True for a conversation, or a query with its response, beside a response that was
     rejected.
     """
-    return not fields.has(
+    return not has(
         row,
         "chosen",
         "chosen_response",
@@ -290,13 +302,13 @@ def read_beside(row: Row) -> Iterator[Comparison | DataError]:
     """The last reply is chosen; `rejected_response` (one or several) or the end of
     `rejected_messages` is rejected.
     """
-    if fields.has(row, "messages", "conversations"):
+    if has(row, "messages", "conversations"):
         whole = conversation(row)
     else:
-        name, value = fields.first(row, "response", "output", "completion")
-        whole = (*fields.prompt_turns(row, *PROMPTS), *fields.turns(value, "assistant", name))
+        name, value = first(row, "response", "output", "completion")
+        whole = (*prompt_turns(row, *PROMPTS), *fields.turns(value, "assistant", name))
     label = _label(row, ("", ""))
-    name, value = fields.first(row, "rejected_messages", "rejected_response")
+    name, value = first(row, "rejected_messages", "rejected_response")
 
     def one(other: object) -> Comparison:
         rejected = fields.turns(other, "assistant", name)
@@ -307,7 +319,7 @@ def read_beside(row: Row) -> Iterator[Comparison | DataError]:
                 chosen=whole[-1:],
                 rejected=rejected,
             )
-            return fields.checked_comparison(pair)
+            return checked_comparison(pair)
         if whole and whole[0].role == "system" and rejected[0].role != "system":
             rejected = (whole[0], *rejected)
         if whole:

@@ -33,19 +33,35 @@ from tether.core.types import (
     Message,
     Prompt,
     Record,
+    Row,
 )
-from tether.data.formats import fields, values
+from tether.data.formats import fields
 from tether.data.formats.cells import leave_out
 from tether.data.formats.conversations import MOST, PROMPTS, TURNS_BEFORE
 from tether.data.formats.feedback import is_good
-from tether.data.formats.json_rows import BadRow, Numbered, Row
+from tether.data.formats.fields import (
+    LeftOutError,
+    RowReader,
+    as_text,
+    attempt,
+    checked_prompt,
+    checked_response,
+    first,
+    has,
+    prompt_turns,
+    sequence,
+    system_turn,
+    turns,
+    up_to_reply,
+)
+from tether.data.formats.json_rows import BadRow, Numbered
 from tether.data.formats.judged import RowVerdict, compared
 from tether.data.formats.messages import ROLES
 from tether.data.formats.table import LISTS
-from tether.data.formats.values import missing
+from tether.data.formats.values import list_in, missing
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Ranked:
     """One response; a higher `worth` is better."""
 
@@ -54,7 +70,7 @@ class Ranked:
     model: JsonValue = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RankedResponses:
     """A prompt with its responses. `measured` says whether differences of worth mean something
     (scores, not ranks).
@@ -70,7 +86,7 @@ class RankedResponses:
         in none.
         """
         if self.num_unscored:
-            yield fields.LeftOutError(
+            yield LeftOutError(
                 f"response without a score: {self.num_unscored} of the row's are in no pair",
             )
         if not 2 <= (count := len(self.responses)) <= MOST:
@@ -78,7 +94,7 @@ class RankedResponses:
                 f"too {'few' if count < 2 else 'many'} responses: {count}, and a "
                 f"ranking has 2 to {MOST}",
             )
-        yield from fields.attempt(self._pair, combinations(self.responses, 2))
+        yield from attempt(self._pair, combinations(self.responses, 2))
 
     def _pair(self, two: tuple[Ranked, Ranked]) -> Comparison:
         lean = two[0].worth - two[1].worth
@@ -101,8 +117,7 @@ class RankedResponses:
             raise DataError("too few responses: the ranking is empty")
         best = max(self.responses, key=lambda ranked: ranked.worth)
         return Demonstration(
-            fields.checked_prompt(self.prompt)
-            + fields.checked_response(best.response, "the response"),
+            checked_prompt(self.prompt) + checked_response(best.response, "the response"),
         )
 
 
@@ -113,7 +128,7 @@ def lists_objects(
 ) -> bool:
     """True if the column lists objects with these keys."""
     return any(
-        isinstance(item, Mapping) and item.keys() >= {*keys} for item in values.list_in(row, column)
+        isinstance(item, Mapping) and item.keys() >= {*keys} for item in list_in(row, column)
     )
 
 
@@ -129,7 +144,7 @@ def _ranked(
     sign = -1.0 if worth in LISTS["ranks"] else 1.0
     ranked = [
         Ranked(
-            fields.turns(own, "assistant", column),
+            turns(own, "assistant", column),
             sign * fields.number(value, worth),
             model,
         )
@@ -150,11 +165,11 @@ def listed_objects(
     score is left out, one without a rank is an error.
     """
     measured = scale == "measured"
-    items = fields.sequence(row.get(column), column)
-    before = fields.prompt_turns(row, prompt)
+    items = sequence(row.get(column), column)
+    before = prompt_turns(row, prompt)
     if not all(isinstance(item, dict) for item in items):
         raise DataError(f"not a response: {column} need {text} and {worth}")
-    used = [item for item in items if not measured or fields.has(item, worth)]
+    used = [item for item in items if not measured or has(item, worth)]
     each = [(item.get(text), item.get(worth), item.get("model")) for item in used]
     return _ranked(
         before,
@@ -176,11 +191,11 @@ def read_nova(row: Row) -> Iterator[Comparison | DataError]:
     """`messages`, the last of which lists `candidates`, each with `content` and a
     `preferenceLabel`.
     """
-    *before, last = fields.sequence(row.get("messages"), "messages") or [None]
-    items = fields.sequence(last.get("candidates"), "candidates") if isinstance(last, dict) else []
+    *before, last = sequence(row.get("messages"), "messages") or [None]
+    items = sequence(last.get("candidates"), "candidates") if isinstance(last, dict) else []
     if not items or not all(isinstance(item, dict) for item in items):
         raise DataError("not a comparison: the last message lists no candidates")
-    prompt: Conversation = fields.system_turn(row) + fields.turns(before, "user", "messages")
+    prompt: Conversation = system_turn(row) + turns(before, "user", "messages")
     names = ("candidates.content", "preferenceLabel")
     each = [
         ({"role": "assistant", "content": item.get("content")}, is_good(label, names[1]), None)
@@ -193,7 +208,7 @@ def read_nova(row: Row) -> Iterator[Comparison | DataError]:
 def _keys(row: Row) -> tuple[str, str, str] | None:
     """The column that lists objects, and their keys of text and of worth."""
     for column in LISTS["objects"]:
-        items = values.list_in(row, column)
+        items = list_in(row, column)
         if items and all(isinstance(item, dict) for item in items):
             text, worth = (
                 next((key for key in LISTS[keys] if all(key in item for item in items)), "")
@@ -215,7 +230,7 @@ def scored_objects(row: Row) -> RankedResponses:
     """
     if (keys := _keys(row)) is None:
         raise DataError("not a ranking: no list of objects with a text and a score each")
-    prompt = next((name for name in (*PROMPTS, *TURNS_BEFORE) if fields.has(row, name)), PROMPTS[0])
+    prompt = next((name for name in (*PROMPTS, *TURNS_BEFORE) if has(row, name)), PROMPTS[0])
     return listed_objects(row, prompt, *keys, "" if keys[2] == "rank" else "measured")
 
 
@@ -223,11 +238,11 @@ def lists(row: Row) -> RankedResponses:
     """Responses beside `scores` or `ratings` (higher is better) or `ranks` (1 is the best); one
     without a score is left out.
     """
-    column, responses = fields.first(row, *LISTS["responses"])
-    measured = fields.has(row, *LISTS["scores"])
-    name, worths = fields.first(row, *LISTS["scores" if measured else "ranks"])
-    responses = fields.sequence(responses, column)
-    worths = fields.sequence(worths, name)
+    column, responses = first(row, *LISTS["responses"])
+    measured = has(row, *LISTS["scores"])
+    name, worths = first(row, *LISTS["scores" if measured else "ranks"])
+    responses = sequence(responses, column)
+    worths = sequence(worths, name)
     if len(responses) != len(worths):
         raise DataError(f"uneven lists: {len(responses)} {column} but {len(worths)} {name}")
     each = [
@@ -235,11 +250,11 @@ def lists(row: Row) -> RankedResponses:
         for response, worth in zip(responses, worths, strict=True)
         if not measured or worth is not None
     ]
-    before = fields.prompt_turns(row, *PROMPTS, *TURNS_BEFORE)
+    before = prompt_turns(row, *PROMPTS, *TURNS_BEFORE)
     return _ranked(before, each, (column, name), measured, len(responses) - len(each))
 
 
-def readers(parse: Callable[[Row], RankedResponses]) -> dict[type, fields.RowReader[Record]]:
+def readers(parse: Callable[[Row], RankedResponses]) -> dict[type, RowReader[Record]]:
     """Readers of a ranking: all its pairs, its best response, its prompt."""
 
     def best(row: Row) -> Demonstration:
@@ -321,7 +336,7 @@ def read_tree(row: Row) -> Iterator[Comparison | DataError]:
             [
                 Ranked((_message(reply),), -_rank(reply))
                 for reply in sorted(replies, key=_rank)
-                if fields.has(reply, "rank")
+                if has(reply, "rank")
             ],
             measured=False,
         )
@@ -344,7 +359,7 @@ def read_best_path(row: Row) -> Demonstration:
         path.append(_message(node))
         node = min(_replies(node), key=_rank, default=None)
     leave_out(row, "prompt.replies off the best path")
-    return fields.up_to_reply(tuple(path), {})
+    return up_to_reply(tuple(path), {})
 
 
 def read_root(row: Row) -> Prompt:
@@ -370,19 +385,19 @@ def _questions(node: Row, before: Conversation) -> Iterator[tuple[Conversation, 
 
 
 def _replies(node: Row) -> list[Row]:
-    replies = fields.sequence(node.get("replies") or (), "replies")
+    replies = sequence(node.get("replies") or (), "replies")
     return [reply for reply in replies if isinstance(reply, dict) and not reply.get("deleted")]
 
 
 def _rank(node: Row) -> float:
-    return fields.number(node["rank"], "rank") if fields.has(node, "rank") else math.inf
+    return fields.number(node["rank"], "rank") if has(node, "rank") else math.inf
 
 
 def _message(node: Row) -> Message:
     role = ROLES.get(str(node.get("role")))
     if role is None:
         raise DataError(f"unknown role: {node.get('role')!r:.40}")
-    return Message(role, fields.as_text(node.get("text"), "text"))
+    return Message(role, as_text(node.get("text"), "text"))
 
 
 def is_tree(row: Row) -> bool:

@@ -19,12 +19,21 @@ import re
 from collections.abc import Iterable
 
 from tether.core.errors import DataError
-from tether.core.types import Conversation, JsonValue, StepLabels, user
-from tether.data.formats import fields, values
+from tether.core.types import Conversation, JsonValue, Row, StepLabels, user
+from tether.data.formats import fields
 from tether.data.formats.conversations import conversation
-from tether.data.formats.fields import LeftOutError
-from tether.data.formats.json_rows import Row, kind_name
-from tether.data.formats.values import missing, sequence
+from tether.data.formats.fields import (
+    LeftOutError,
+    boolean,
+    has,
+    number,
+    optional,
+    prompt_turns,
+    text,
+    texts,
+)
+from tether.data.formats.json_rows import kind_name
+from tether.data.formats.values import inner, list_in, missing, object_in, sequence
 
 MARK = "ки"
 """The token at the end of each step of Math-Shepherd."""
@@ -65,15 +74,15 @@ def read_prm800k(row: Row) -> StepLabels:
     Raises:
         LeftOutError: the labeller gave the problem up as a bad one.
     """
-    label = values.inner(row, "label")
+    label = inner(row, "label")
     if label.get("finish_reason") == "bad_problem":
         raise LeftOutError("bad problem: its labeller gave it up")
     judged = [_followed(step) for step in sequence(label.get("steps"), "label.steps")]
-    ratings = [None if missing(rating) else fields.number(rating, "rating") for _, rating in judged]
-    if values.object_in(row, "question"):
-        problem = fields.text(values.inner(row, "question"), "problem")
+    ratings = [None if missing(rating) else number(rating, "rating") for _, rating in judged]
+    if object_in(row, "question"):
+        problem = text(inner(row, "question"), "problem")
     else:
-        problem = fields.text(row, "question")
+        problem = text(row, "question")
     steps = (step for step, _ in judged)
     return with_labels((user(problem),), steps, map(_rated, ratings), ratings=ratings)
 
@@ -84,15 +93,15 @@ def _followed(step: object) -> tuple[str, JsonValue]:
         raise DataError("not a step: label.steps need completions")
     place = step.get("chosen_completion")
     if missing(place) and isinstance(dict.get(step, "human_completion"), dict):
-        return fields.text(step["human_completion"], "text"), 1
+        return text(step["human_completion"], "text"), 1
     completions = sequence(step.get("completions") or [], "label.steps.completions")
-    place = 0 if missing(place) else int(fields.number(place, "chosen_completion"))
+    place = 0 if missing(place) else int(number(place, "chosen_completion"))
     if not 0 <= place < len(completions) or not isinstance(completions[place], dict):
         raise DataError(
             f"not a step: chosen_completion is {place}, and there are "
             f"{len(completions)} completions",
         )
-    return fields.text(completions[place], "text"), completions[place].get("rating")
+    return text(completions[place], "text"), completions[place].get("rating")
 
 
 def _rated(rating: float | None) -> bool | None:
@@ -105,8 +114,8 @@ def is_prm800k(row: Row) -> bool:
     """Recognise a label with steps beside a question: an object with the problem, or the problem
     itself.
     """
-    question = values.object_in(row, "question")
-    label = values.object_in(row, "label")
+    question = object_in(row, "question")
+    label = object_in(row, "label")
     asked = "problem" in question if question else isinstance(row["question"], str)
     return asked and bool(label) and "steps" in label
 
@@ -115,20 +124,20 @@ def read_rated_steps(row: Row) -> StepLabels:
     """Steps that are objects with a text and a rating (1, 0, -1: right, unjudged, wrong) or a
     verdict (true, false).
     """
-    prompt = fields.prompt_turns(row, "prompt", "question", "problem", "instruction")
+    prompt = prompt_turns(row, "prompt", "question", "problem", "instruction")
     steps = []
     ratings = []
     labels = []
     for step in sequence(row.get("steps"), "steps"):
         if not isinstance(step, dict):
             raise DataError(f"not a step: column steps holds {kind_name(step)}")
-        name = next((name for name in _RATINGS if fields.has(step, name)), "")
+        name = next((name for name in _RATINGS if has(step, name)), "")
         label = step[name] if name else None
-        steps.append(fields.text(step, *_TEXTS))
+        steps.append(text(step, *_TEXTS))
         ratings.append(label)
         if name == "rating" and not isinstance(label, bool):
-            label = _rated(fields.number(label, name))
-        labels.append(None if label is None else fields.boolean(label, name))
+            label = _rated(number(label, name))
+        labels.append(None if label is None else boolean(label, name))
     return with_labels(prompt, steps, labels, ratings=ratings)
 
 
@@ -138,22 +147,20 @@ def has_first_error(row: Row) -> bool:
 
 
 def has_rated_steps(row: Row) -> bool:
-    steps = values.list_in(row, "steps")
-    return bool(steps) and all(
-        isinstance(step, dict) and fields.has(step, *_TEXTS) for step in steps
-    )
+    steps = list_in(row, "steps")
+    return bool(steps) and all(isinstance(step, dict) and has(step, *_TEXTS) for step in steps)
 
 
 def read_first_error(row: Row) -> StepLabels:
     """`label` is the place of the first wrong step, counted from 0, or -1 where all are right.
     Steps after it are unjudged.
     """
-    steps = fields.texts(row, "steps")
+    steps = texts(row, "steps")
     first = _place(row.get("label"), "label", range(-1, len(steps)), len(steps))
     judged = [True] * first + [False] if first >= 0 else [True] * len(steps)
     labels = (*judged, *[None] * (len(steps) - len(judged)))
     return with_labels(
-        fields.prompt_turns(row, "problem", "question", "prompt"),
+        prompt_turns(row, "problem", "question", "prompt"),
         steps,
         labels,
     )
@@ -166,7 +173,7 @@ def _place(
     count: int,
 ) -> int:
     """The place of a wrong step; one outside the solution belongs to another text."""
-    place = fields.number(value, name)
+    place = number(value, name)
     if place not in places:
         raise DataError(
             f"error step out of range: {name} {place:g} of a solution of {count} steps",
@@ -180,9 +187,9 @@ def read_marked_steps(row: Row) -> StepLabels:
     Raises:
         DataError: both differ in more than the marks.
     """
-    *pieces, _ = fields.text(row, "input").split(MARK)
+    *pieces, _ = text(row, "input").split(MARK)
     pattern = "".join(re.escape(piece) + "([+-])" for piece in pieces)
-    signs = re.match(pattern, fields.text(row, "label"))
+    signs = re.match(pattern, text(row, "label"))
     if not signs:
         raise DataError("uneven marks: label is not the text of input with + or - at its marks")
     question, first = _parted("".join(pieces[:1]))
@@ -225,7 +232,7 @@ def read_answered_steps(row: Row) -> StepLabels:
 def has_answered_steps(row: Row) -> bool:
     """True if all that the assistant says is + or -."""
     name = "messages" if "messages" in row else "conversations"
-    turns = [turn for turn in values.list_in(row, name) if isinstance(turn, dict)]
+    turns = [turn for turn in list_in(row, name) if isinstance(turn, dict)]
     replies = [str(turn.get("content") or turn.get("value")).strip() for turn in turns[1::2]]
     return bool(replies) and all(reply in ("+", "-") for reply in replies)
 
@@ -238,14 +245,14 @@ def read_prmbench(row: Row) -> StepLabels:
         DataError: an error step is outside the solution, so the annotation belongs to another
             text.
     """
-    steps = fields.texts(row, "modified_process")
+    steps = texts(row, "modified_process")
     places = range(1, len(steps) + 1)
     errors = {
         _place(step, "error_steps", places, len(steps))
         for step in fields.sequence(row.get("error_steps"), "error_steps")
     }
-    question = (user(fields.text(row, "modified_question", "question")),)
-    original = fields.optional(row, "question")
+    question = (user(text(row, "modified_question", "question")),)
+    original = optional(row, "question")
     facts = {"question": original} if original else {}
     labels = (place not in errors for place in places)
     return with_labels(question, steps, labels, original, **facts)
@@ -255,13 +262,13 @@ def read_steps(row: Row) -> StepLabels:
     """`steps` or `completions` with `labels`: booleans, 0/1, +/- or null for a step without a
     judgment.
     """
-    steps = fields.texts(row, "steps" if fields.has(row, "steps") else "completions")
+    steps = texts(row, "steps" if has(row, "steps") else "completions")
     labels = (
         None if missing(label) else _verdict(label)
         for label in sequence(row.get("labels"), "labels")
     )
     return with_labels(
-        fields.prompt_turns(row, "prompt", "question", "problem"),
+        prompt_turns(row, "prompt", "question", "problem"),
         steps,
         labels,
     )
@@ -274,7 +281,7 @@ def _verdict(label: object) -> bool:
         DataError: it is none; the message says so, and the way out.
     """
     try:
-        value = fields.number(label, "labels")
+        value = number(label, "labels")
     except DataError:
         value = 0.0  # a word
     if value not in (0.0, 1.0):
@@ -284,4 +291,4 @@ def _verdict(label: object) -> bool:
             "into a column of their own and name it by label_column (ratings -1, 0, 1 with "
             "classes = 3). In labels write true or false, or null for an unjudged step",
         )
-    return fields.boolean(label, "labels")
+    return boolean(label, "labels")

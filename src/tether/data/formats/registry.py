@@ -18,13 +18,13 @@ from tether.core.types import (
     Feedback,
     Prompt,
     Record,
+    Row,
     Texts,
 )
 from tether.data.formats import feedback, fields, judged, rankings
 from tether.data.formats.cells import Cells, without_cells
 from tether.data.formats.conversions import CONVERSIONS, Conversion, prompt_of
 from tether.data.formats.fields import LeftOutError, Reader, RowReader, T, unfolded
-from tether.data.formats.json_rows import Row
 from tether.data.formats.messages import template_arguments
 from tether.data.formats.pairs import NAMES
 from tether.data.formats.sides import two_answers
@@ -33,7 +33,7 @@ from tether.data.formats.values import FALSE, TRUE
 from tether.settings.synonyms import alike
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Format:
     """A published layout of rows, a table of formats.toml.
 

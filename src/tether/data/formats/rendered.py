@@ -18,11 +18,18 @@ from tether.core.types import (
     Demonstration,
     Message,
     Prompt,
+    Row,
     assistant,
     user,
 )
-from tether.data.formats import fields
-from tether.data.formats.json_rows import Row
+from tether.data.formats.fields import (
+    checked_prompt,
+    system_turn,
+    text,
+    until_reply,
+    up_to_reply,
+    with_input,
+)
 from tether.data.formats.messages import ROLES
 from tether.data.formats.table import LISTS
 
@@ -60,14 +67,14 @@ def read_text(row: Row) -> Demonstration:
     Raises:
         DataError: the text has no turns.
     """
-    demonstration = fields.up_to_reply(_conversation(row), row)
-    fields.checked_prompt(demonstration.messages[:-1])
+    demonstration = up_to_reply(_conversation(row), row)
+    checked_prompt(demonstration.messages[:-1])
     return demonstration
 
 
 def read_text_opening(row: Row) -> Prompt:
     """The turns before the last reply."""
-    return Prompt(fields.until_reply(_conversation(row), row))
+    return Prompt(until_reply(_conversation(row), row))
 
 
 def has_text(row: Row) -> bool:
@@ -92,7 +99,7 @@ def _column(row: Row) -> str:
 
 def _conversation(row: Row) -> Conversation:
     name = _column(row) or TEXTS[0]
-    messages = turns_of_text(fields.text(row, name))
+    messages = turns_of_text(text(row, name))
     if not messages:
         raise DataError(
             f"plain text: column {name} has no marks of turns. A demonstration needs a prompt and "
@@ -102,7 +109,7 @@ def _conversation(row: Row) -> Conversation:
         )
     if messages[0].role == "system":
         return messages
-    before = fields.system_turn(row)
+    before = system_turn(row)
     return (
         *(Message("system", re.sub(r"\ASYSTEM:\s*", "", turn.content).strip()) for turn in before),
         *messages,
@@ -135,7 +142,7 @@ def _cut(words: str, marks: list[re.Match[str]]) -> Conversation:
         if role is None:
             raise DataError(f"unknown role: {mark['who']!r:.40} in a text of turns")
         if mark["who"] == "Input" and turns and turns[-1].role == "user":
-            turns[-1] = user(fields.with_input(turns[-1].content, spoken))
+            turns[-1] = user(with_input(turns[-1].content, spoken))
         elif spoken or role != "system":
             turns.append(Message(role, spoken))
     return tuple(turns)

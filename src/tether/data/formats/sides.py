@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tether.core.errors import DataError
-from tether.data.formats import fields
-from tether.data.formats.json_rows import Row
+from tether.core.types import Row
+from tether.data.formats.fields import has
 from tether.data.formats.table import LISTS
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Two:
     """The names of two columns of answers, and the endings that tell them apart."""
 
@@ -78,7 +78,7 @@ def score_columns(row: Row, two: Two) -> list[str]:
             [f"{column}_{word}" for column in two.columns],
         )
         for pair in (*pairs, [f"{word}_{column[-1]}" for column in two.columns]):
-            if all(fields.has(row, name) for name in pair):
+            if all(has(row, name) for name in pair):
                 return pair
     return []
 

@@ -21,12 +21,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from tether.core.errors import DataError
-from tether.core.types import Demonstration, Feedback, JsonValue, Problem, assistant, user
+from tether.core.types import Demonstration, Feedback, JsonValue, Problem, Row, assistant, user
 from tether.data.formats import fields, values
 from tether.data.formats.conversations import conversation, first_answer
-from tether.data.formats.json_rows import Row
+from tether.data.formats.fields import (
+    attempt,
+    boolean,
+    checked_prompt,
+    demonstration,
+    feedback,
+    filled,
+    first,
+    has,
+    optional,
+    options,
+    prompt_turns,
+    until_reply,
+)
 from tether.data.formats.table import LISTS
-from tether.data.formats.values import as_text, structure_in
+from tether.data.formats.values import as_text, list_in, object_in, structure_in
 
 ANSWERS = LISTS["answers"]
 """Columns of a checkable answer, the narrow ones before the wide one."""
@@ -84,7 +97,7 @@ def _only(value: JsonValue) -> str:
 
 def read_reward_model(row: Row) -> Problem:
     """verl's `reward_model` with its `ground_truth`."""
-    prompt = fields.prompt_turns(row, "prompt", "question", "problem")
+    prompt = prompt_turns(row, "prompt", "question", "problem")
     return Problem(
         prompt,
         final_answer(
@@ -96,17 +109,17 @@ def read_reward_model(row: Row) -> Problem:
 
 def has_ground_truth(row: Row) -> bool:
     """True if `reward_model` is an object with the answer."""
-    return fields.has(values.object_in(row, "reward_model"), "ground_truth")
+    return has(object_in(row, "reward_model"), "ground_truth")
 
 
 def read_answered_messages(row: Row) -> Problem:
     """`messages` beside an answer; a reply at their end is left out."""
-    prompt = fields.until_reply(conversation(row), row)
-    name, value = fields.first(row, *ANSWERS)
+    prompt = until_reply(conversation(row), row)
+    name, value = first(row, *ANSWERS)
     return Problem(
         prompt,
         final_answer(value, name),
-        fields.optional(row, "solution"),
+        optional(row, "solution"),
     )
 
 
@@ -114,7 +127,7 @@ def asks_nothing(row: Row) -> bool:
     """False if the last of `messages` waits for a reply and the row has an answer: it is a problem
     and demonstrates nothing.
     """
-    messages = values.list_in(row, "messages") if fields.has(row, *ANSWERS) else []
+    messages = list_in(row, "messages") if has(row, *ANSWERS) else []
     last = messages[-1] if messages else None
     role = str(last.get("role") or last.get("from")) if isinstance(last, dict) else ""
     return role.lower() not in ("user", "human")
@@ -127,24 +140,24 @@ def read_choice(row: Row) -> Problem:
     Raises:
         DataError: the row has no right option, as in a hidden test split.
     """
-    choices = fields.options(row) or [
+    choices = options(row) or [
         ("ABCD"[place], fields.text(row, name)) for place, name in enumerate(_LETTERS)
     ]
-    prompt = fields.prompt_turns(row, "question", "problem", "query", "prompt")
-    if not fields.has(row, "choices", "options"):
+    prompt = prompt_turns(row, "question", "problem", "query", "prompt")
+    if not has(row, "choices", "options"):
         lines = [prompt[-1].content, *(f"{letter}. {choice}" for letter, choice in choices)]
         prompt = (*prompt[:-1], user("\n".join(lines)))
-    name, value = fields.first(row, *CORRECT)
+    name, value = first(row, *CORRECT)
     return Problem(
         prompt,
         _letter(value, name, choices),
-        fields.optional(row, "rationale", "explanation", "exp"),
+        optional(row, "rationale", "explanation", "exp"),
     )
 
 
 def has_choices(row: Row) -> bool:
     """True if a question has options, in a list or in columns of their own."""
-    value = next((row[name] for name in ("choices", "options") if fields.has(row, name)), None)
+    value = next((row[name] for name in ("choices", "options") if has(row, name)), None)
     return bool(value and isinstance(structure_in(value), list | dict)) or all(
         n in row for n in _LETTERS
     )
@@ -188,7 +201,7 @@ def _letter(
 def read_span(row: Row) -> Problem:
     """SQuAD: a question about a text, and the first of its answers."""
     return Problem(
-        fields.prompt_turns(row, "question"),
+        prompt_turns(row, "question"),
         final_answer(first_answer(row), "answers.text"),
     )
 
@@ -247,7 +260,7 @@ def read_gsm8k(row: Row) -> Problem:
     """
     solution = fields.text(row, "answer")
     return Problem(
-        fields.prompt_turns(row, "question"),
+        prompt_turns(row, "question"),
         gsm8k_answer(solution),
         solution,
     )
@@ -263,11 +276,11 @@ def read_problem(
     An answer that is a whole solution gives the content of its \boxed{}. Without an answer, the box
     of the solution is one.
     """
-    turns = fields.prompt_turns(row, *prompt.split("|"))
-    name = next((name for name in answers if fields.filled(row, name)), "")
+    turns = prompt_turns(row, *prompt.split("|"))
+    name = next((name for name in answers if filled(row, name)), "")
     solution = _solution(row)
     if not name and not solution:
-        name, _ = fields.first(row, *answers)
+        name, _ = first(row, *answers)
     value = row[name] if name else ""
     if name and (solution or not (isinstance(value, str) and _BOX.search(value))):
         return Problem(turns, final_answer(value, name), solution)
@@ -276,12 +289,12 @@ def read_problem(
 
 def has_answer(row: Row) -> bool:
     """True if a row has an answer beside its solution, or in a box of the solution."""
-    return fields.filled(row, "answer") or _BOX.search(str(row["solution"])) is not None
+    return filled(row, "answer") or _BOX.search(str(row["solution"])) is not None
 
 
 def _solution(row: Row) -> str:
     """The worked solution of a row, where a column holds one or a list of one."""
-    name = next((name for name in SOLUTIONS if fields.filled(row, name)), "")
+    name = next((name for name in SOLUTIONS if filled(row, name)), "")
     listed = row[name] if name else ""
     return fields.as_text(
         listed[0] if isinstance(listed, list) and len(listed) == 1 else listed,
@@ -291,14 +304,14 @@ def _solution(row: Row) -> str:
 
 def read_worked(row: Row) -> Demonstration:
     """The worked solution of a question, or its bare answer."""
-    prompt = fields.checked_prompt(
-        fields.prompt_turns(row, "question", "prompt", "problem", "instruction"),
+    prompt = checked_prompt(
+        prompt_turns(row, "question", "prompt", "problem", "instruction"),
     )
     names = (*SOLUTIONS, *ANSWERS[::-1])
-    full = next((name for name in names if fields.filled(row, name)), "")
-    return fields.demonstration(
+    full = next((name for name in names if filled(row, name)), "")
+    return demonstration(
         prompt,
-        _solution(row) or fields.text(row, full or fields.first(row, *names)[0]),
+        _solution(row) or fields.text(row, full or first(row, *names)[0]),
     )
 
 
@@ -320,14 +333,14 @@ def read_gsm8k_solutions(row: Row) -> Iterator[Feedback | DataError]:
 
     def one(model: str) -> Feedback:
         response = (assistant(fields.as_text(row[model].get("solution"), f"{model}.solution")),)
-        verdict = fields.feedback(
+        verdict = feedback(
             prompt,
             response,
-            fields.boolean(row[model]["is_correct"], f"{model}.is_correct"),
+            boolean(row[model]["is_correct"], f"{model}.is_correct"),
         )
         return replace(verdict, metadata={"model": model})
 
-    yield from fields.attempt(one, models)
+    yield from attempt(one, models)
 
 
 def read_gsm8k_truth(row: Row) -> Problem:

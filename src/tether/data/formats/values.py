@@ -17,8 +17,8 @@ import math
 import re
 
 from tether.core.errors import DataError
-from tether.core.types import JsonValue
-from tether.data.formats.json_rows import Row, fault, kind_name, parse
+from tether.core.types import JsonValue, Row
+from tether.data.formats.json_rows import fault, kind_name, parse
 
 _TOKEN = re.compile(
     r"""\s+|(?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?P<rest>,\s*dtype=[^\s()]+)"""

@@ -14,7 +14,7 @@ from pathlib import Path
 from sqlalchemy import select
 
 from tether.core.errors import DataError
-from tether.core.types import Conversation, Facts, Prompt
+from tether.core.types import Conversation, Facts, Prompt, Row
 from tether.data.formats.containers import Sources
 from tether.data.formats.conversations import RESPONSES
 from tether.data.formats.fields import (
@@ -27,7 +27,6 @@ from tether.data.formats.fields import (
     sequence,
     turns,
 )
-from tether.data.formats.json_rows import Row
 from tether.data.sources import Quarantine, read, read_rows
 from tether.people.annotation.store import PART, Answer, Store
 from tether.people.annotation.tables import ResponseRow, TaskRow

@@ -14,14 +14,28 @@ import uuid
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TypeGuard
 
 from tether.core.errors import DataError
 from tether.core.once import once
 from tether.core.types import Comparison, Facts, Json
 from tether.data.formats.fields import as_text, number, sequence
-from tether.people.annotation import task_json
 from tether.people.annotation.exchange import Case
+from tether.people.annotation.task_json import (
+    Bridge,
+    Judged,
+    ReadCase,
+    field_names,
+    foreign_case,
+    json_object,
+    judged_case,
+    objects,
+    packed_case,
+    shown_case,
+    shown_texts,
+    spoken_choice,
+    strength_of,
+    unpacked_case,
+)
 from tether.people.labels.votes import Choice, Opinion
 
 TOOL = "argilla"
@@ -40,7 +54,7 @@ def _matches(row: Facts) -> bool:
     )
 
 
-def _read_task(row: Facts, fields: Sequence[str] = ()) -> task_json.ReadCase:
+def _read_task(row: Facts, fields: Sequence[str] = ()) -> ReadCase:
     """The case of a record. Drafts, discarded responses and suggestions do not count.
 
     Of several responses by one person the last counts. A label question may name an answer's field
@@ -53,10 +67,10 @@ def _read_task(row: Facts, fields: Sequence[str] = ()) -> task_json.ReadCase:
     values, responses, metadata = _parts(row)
     if isinstance(metadata.get("tether"), str) and not fields:
         names = NAMES
-        task = task_json.unpacked_case(metadata["tether"], TOOL)
+        task = unpacked_case(metadata["tether"], TOOL)
     else:
-        prompt, *names = fields or task_json.field_names(values)
-        case = task_json.foreign_case(values, (prompt, *names))
+        prompt, *names = fields or field_names(values)
+        case = foreign_case(values, (prompt, *names))
         rest = {name: value for name, value in metadata.items() if value is not None}
         task = (replace(case, details={"metadata": {**case.details["metadata"], **rest}}),)
     question = next(
@@ -72,7 +86,7 @@ def _read_task(row: Facts, fields: Sequence[str] = ()) -> task_json.ReadCase:
         )
     notes = {_user_id(opinion): opinion for opinion in task[-1].opinions}
     strengths = {
-        _person(a): task_json.strength_of(a.get("value"))
+        _person(a): strength_of(a.get("value"))
         for a in responses.get("strength", ())
         if not _is_withdrawn(a)
     }
@@ -89,10 +103,10 @@ def _read_task(row: Facts, fields: Sequence[str] = ()) -> task_json.ReadCase:
         return replace(note, choice=choice, strength=strengths.get(user))
 
     judged = [
-        task_json.Judged(_person(answer), answer, _is_withdrawn(answer))
+        Judged(_person(answer), answer, _is_withdrawn(answer))
         for answer in responses.get(question, ())
     ]
-    return task_json.judged_case(
+    return judged_case(
         task,
         judged,
         read,
@@ -120,16 +134,12 @@ def _parts(
     if isinstance(row.get("fields"), Mapping):
         given = row.get("responses")
         by_question = (
-            _of_people(given)
-            if _are_of_people(given)
-            else task_json.json_object(given, "responses")
+            _of_people(given) if isinstance(given, list) else json_object(given, "responses")
         )
-        answered = {
-            name: _given(task_json.objects(answers, name)) for name, answers in by_question.items()
-        }
+        answered = {name: _given(objects(answers, name)) for name, answers in by_question.items()}
         if any("status" not in answer for answers in answered.values() for answer in answers):
             once(_LOG.warning, NO_STATUS)
-        return row["fields"], answered, task_json.json_object(row.get("metadata"), "metadata")
+        return row["fields"], answered, json_object(row.get("metadata"), "metadata")
     questions = [key.removesuffix(".responses") for key in row if key.endswith(".responses")]
     flat = {
         key: value
@@ -147,20 +157,12 @@ def _given(answers: Sequence[Facts]) -> list[Facts]:
     """The answers without drafts and submitted nothings; a discarded one stays, since it takes back
     an earlier one.
     """
-    given = (
-        answer for answer in answers if answer.get("status") in (None, "submitted", "discarded")
-    )
     return [
         answer
-        for answer in given
-        if answer.get("status") != "submitted" or answer.get("value") is not None
+        for answer in answers
+        if (status := answer.get("status")) in (None, "discarded")
+        or (status == "submitted" and answer.get("value") is not None)
     ]
-
-
-def _are_of_people(responses: object) -> TypeGuard[list[Facts]]:
-    return isinstance(responses, list) and all(
-        isinstance(response, Mapping) for response in responses
-    )
 
 
 def _of_people(responses: Sequence[object]) -> dict[str, list[Json]]:
@@ -168,10 +170,10 @@ def _of_people(responses: Sequence[object]) -> dict[str, list[Json]]:
     question.
     """
     by_question: dict[str, list[Json]] = defaultdict(list)
-    for response in task_json.objects(responses, "responses"):
+    for response in objects(responses, "responses"):
         facts = {"user_id": response.get("user_id"), "status": response.get("status")}
-        for name, value in task_json.json_object(response.get("values"), "values").items():
-            by_question[name].append({**task_json.json_object(value, name), **facts})
+        for name, value in json_object(response.get("values"), "values").items():
+            by_question[name].append({**json_object(value, name), **facts})
     return by_question
 
 
@@ -205,7 +207,7 @@ def _choice(value: object, names: Sequence[str]) -> Choice | None:
     """A label or a ranking as a choice; None if it is neither."""
     places: dict[object, Choice] = {names[0]: "first", names[1]: "second"}
     if isinstance(value, str):
-        return task_json.spoken_choice(value, names)
+        return spoken_choice(value, names)
     if not isinstance(value, list) or len(value) != 2:
         return None
     items = [item if isinstance(item, Mapping) else {"value": item} for item in value]
@@ -226,7 +228,7 @@ def _write_task(case: Case, label: Comparison, store: str) -> Json:
     """A record with every judgment as a response; its label stays here, since a suggestion would be
     shown to those who judge.
     """
-    shown = task_json.shown_case(case, TOOL)
+    shown = shown_case(case, TOOL)
     names: dict[str, str] = dict(zip(("first", "second"), NAMES, strict=True))
     answers: dict[str, list[Json]] = {"preference": [], "strength": []}
     for opinion in shown.opinions:
@@ -235,9 +237,9 @@ def _write_task(case: Case, label: Comparison, store: str) -> Json:
         answers["strength"] += [{"value": opinion.strength, **user}] if opinion.strength else []
     return {
         "id": str(case.details.get("id") or case.item),
-        "fields": dict(zip(("prompt", *NAMES), task_json.shown_texts(shown), strict=True)),
+        "fields": dict(zip(("prompt", *NAMES), shown_texts(shown), strict=True)),
         "metadata": {
-            "tether": json.dumps(task_json.packed_case(case, label, store), ensure_ascii=False),
+            "tether": json.dumps(packed_case(case, label, store), ensure_ascii=False),
         },
         "suggestions": {},
         "responses": {
@@ -249,4 +251,4 @@ def _write_task(case: Case, label: Comparison, store: str) -> Json:
     }
 
 
-BRIDGE = task_json.Bridge(_matches, _read_task, _write_task)
+BRIDGE = Bridge(_matches, _read_task, _write_task)

@@ -48,7 +48,7 @@ PROVENANCE = {
 """
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Case:
     """Two answers of one prompt and the opinions on them; the same whether it comes out of a store
     or goes into one.
@@ -401,7 +401,7 @@ def gold_items(store: Store) -> set[str]:
         return {f"{prompt}/{pair}" for prompt, pair in session.execute(golden)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Worker:
     """The work of one person; `seconds` is the median of what a judgment took, where that is known.
 

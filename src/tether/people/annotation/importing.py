@@ -22,9 +22,9 @@ from sqlmodel import Session
 
 from tether.core.digest import digest
 from tether.core.errors import DataError
-from tether.core.types import Comparison, Texts
+from tether.core.types import Comparison, Row, Texts
 from tether.data.formats.containers import Sources, places
-from tether.data.formats.json_rows import BadRow, Row
+from tether.data.formats.json_rows import BadRow
 from tether.data.sources import SNIFFED_ROWS, Quarantine, read, read_rows
 from tether.people.annotation.bridges import BRIDGES
 from tether.people.annotation.exchange import Case, turned

@@ -20,8 +20,26 @@ from tether.core.types import Comparison, Facts, Json, JsonValue, Texts
 from tether.data.formats.conversations import MOST
 from tether.data.formats.fields import as_text, number, sequence
 from tether.data.formats.values import structure_in
-from tether.people.annotation import task_json
 from tether.people.annotation.exchange import Case
+from tether.people.annotation.task_json import (
+    PROMPTS,
+    Bridge,
+    Judged,
+    ReadCase,
+    field_names,
+    foreign_case,
+    has_fields,
+    json_object,
+    judged_case,
+    moment,
+    objects,
+    packed_case,
+    shown_case,
+    shown_texts,
+    spoken_choice,
+    strength_of,
+    unpacked_case,
+)
 from tether.people.labels.votes import Choice, Opinion
 
 CONFIG = """<View>
@@ -85,28 +103,28 @@ def _read_task(row: Facts, fields: Sequence[str] = ()) -> Iterable[DataError | C
         raise DataError("not a task: it has no data")
     annotations = [
         a
-        for a in task_json.objects(row.get("annotations"), "annotations")
+        for a in objects(row.get("annotations"), "annotations")
         if a.get("result") or _is_withdrawn(a)
     ]
     annotations.sort(key=_last_change)
     details = {"id": f"{TOOL}:{row['id']}"} if "id" in row else {}
     judged = [
-        task_json.Judged(_person(annotation), annotation, _is_withdrawn(annotation))
+        Judged(_person(annotation), annotation, _is_withdrawn(annotation))
         for annotation in annotations
     ]
     if not (fields or isinstance(data.get("tether"), Mapping)) and (
         ranked := _ranked_answers(data, annotations)
     ):
         return _rankings(data, ranked, judged, details)
-    task: task_json.ReadCase
+    task: ReadCase
     if isinstance(data.get("tether"), Mapping) and not fields:
-        task = task_json.unpacked_case(data["tether"], TOOL)
+        task = unpacked_case(data["tether"], TOOL)
         names = ("answer1", "answer2")
     else:
-        prompt, *names = fields or task_json.field_names(data)
-        task = (task_json.foreign_case(data, (prompt, *names)),)
+        prompt, *names = fields or field_names(data)
+        task = (foreign_case(data, (prompt, *names)),)
     notes = {opinion.annotator: opinion for opinion in task[-1].opinions}
-    return task_json.judged_case(task, judged, partial(_opinion, notes=notes, names=names), details)
+    return judged_case(task, judged, partial(_opinion, notes=notes, names=names), details)
 
 
 def _task_of(row: Facts, fields: Sequence[str]) -> Json:
@@ -123,11 +141,11 @@ def _task_of(row: Facts, fields: Sequence[str]) -> Json:
     results = {name: kind for name, value in cells.items() if (kind := _kind_of(value))}
     data = {name: value for name, value in cells.items() if name not in results}
     if not _lists_of_answers(data):
-        named = [*(fields or task_json.field_names(data))]
+        named = [*(fields or field_names(data))]
         results |= {
             name: "choices"
             for name in data
-            if name not in named and task_json.spoken_choice(data[name], named[1:])
+            if name not in named and spoken_choice(data[name], named[1:])
         }
     value_of = {name: _value_of(cells[name]) for name in results}
     annotation = {
@@ -180,10 +198,7 @@ def _is_withdrawn(annotation: Facts) -> bool:
 def _last_change(annotation: Facts) -> float:
     """The time of the last change; annotations without a time keep their order, before the others."""
     with suppress(DataError):
-        return task_json.moment(
-            annotation.get("updated_at") or annotation.get("created_at"),
-            "created_at",
-        )
+        return moment(annotation.get("updated_at") or annotation.get("created_at"))
     return 0.0
 
 
@@ -209,8 +224,7 @@ def _person(annotation: Facts) -> str:
 
 def _opinion(annotation: Facts, notes: Mapping[str, Opinion], names: Sequence[str]) -> Opinion:
     results = [
-        (str(r.get("type")), task_json.json_object(r.get("value"), "value"))
-        for r in _results(annotation)
+        (str(r.get("type")), json_object(r.get("value"), "value")) for r in _results(annotation)
     ]
     choices: list[Choice] = [
         *{choice for kind, value in results for choice in _choices(kind, value, names)},
@@ -226,13 +240,13 @@ def _opinion(annotation: Facts, notes: Mapping[str, Opinion], names: Sequence[st
     return _of_user(
         annotation,
         choices[0],
-        task_json.strength_of(ratings[0]) if len(ratings) == 1 else None,
+        strength_of(ratings[0]) if len(ratings) == 1 else None,
         notes,
     )
 
 
 def _results(annotation: Facts) -> list[Facts]:
-    return task_json.objects(annotation.get("result"), "result")
+    return objects(annotation.get("result"), "result")
 
 
 def _choices(kind: str, value: Facts, names: Sequence[str]) -> Iterator[Choice]:
@@ -240,7 +254,7 @@ def _choices(kind: str, value: Facts, names: Sequence[str]) -> Iterator[Choice]:
     if kind == "pairwise" and (side := _SIDES.get(str(value.get("selected")))):
         yield side
     for word in sequence(value.get("choices") or [], "choices") if kind == "choices" else ():
-        if choice := task_json.spoken_choice(word, names):
+        if choice := spoken_choice(word, names):
             yield choice
 
 
@@ -253,10 +267,7 @@ def _of_user(
     """The opinion of the person who made an annotation."""
     seconds = number(annotation.get("lead_time") or 0, "lead_time")
     if (noted := _noted(annotation)) is None:
-        at = task_json.moment(
-            annotation.get("updated_at") or annotation.get("created_at"),
-            "created_at",
-        )
+        at = moment(annotation.get("updated_at") or annotation.get("created_at"))
         return Opinion(
             choice,
             strength,
@@ -293,7 +304,7 @@ def _ranked_answers(data: Facts, annotations: Sequence[Facts]) -> tuple[str, dic
     results = (annotation.get("result") for annotation in annotations)
     each = (one for given in results if isinstance(given, list) for one in given)
     ranks = any(isinstance(one, Mapping) and one.get("type") == "ranker" for one in each)
-    if not lists or (not ranks and (annotations or task_json.has_fields(data))):
+    if not lists or (not ranks and (annotations or has_fields(data))):
         return None
     return lists[0]
 
@@ -301,7 +312,7 @@ def _ranked_answers(data: Facts, annotations: Sequence[Facts]) -> tuple[str, dic
 def _rankings(
     data: Facts,
     ranked: tuple[str, Texts],
-    judged: Sequence[task_json.Judged],
+    judged: Sequence[Judged],
     details: Json,
 ) -> Iterator[DataError | Case]:
     """A case for each pair of the ranked answers, with the rankings' verdicts on it;
@@ -317,14 +328,14 @@ def _rankings(
         )
     if len(answers) < len(data[column]):
         raise DataError(f"equal ids: two answers in column {column} have the same one")
-    prompt = next((name for name in task_json.PROMPTS if name in data), None)
+    prompt = next((name for name in PROMPTS if name in data), None)
     if prompt is None:
         raise DataError(f"unknown fields: a prompt is looked for among {', '.join(data):.200}")
     rest = {name: value for name, value in data.items() if name != column}
     problems: dict[str, DataError] = {}
     for pair in combinations(answers, 2):
         try:
-            case = task_json.foreign_case(
+            case = foreign_case(
                 {**rest, **{name: answers[name] for name in pair}},
                 (prompt, *pair),
             )
@@ -337,7 +348,7 @@ def _rankings(
         name = (
             {"id": f"{details['id']}:{'-'.join(pair)}"} if details and len(answers) > 2 else details
         )
-        yield from task_json.judged_case((case,), of_pair, partial(_of_ranking, pair=pair), name)
+        yield from judged_case((case,), of_pair, partial(_of_ranking, pair=pair), name)
     yield from problems.values()
 
 
@@ -367,7 +378,7 @@ def _order(annotation: Facts) -> list[str]:
         DataError: there is no ranking, or one in several lists.
     """
     values = [
-        task_json.json_object(r.get("value"), "value").get("ranker")
+        json_object(r.get("value"), "value").get("ranker")
         for r in _results(annotation)
         if r.get("type") == "ranker"
     ]
@@ -399,15 +410,15 @@ def _write_task(case: Case, label: Comparison, store: str) -> Json:
     """A task with every judgment as an annotation; its label stays here, since a prediction would
     be shown to those who judge.
     """
-    shown = task_json.shown_case(case, TOOL)
+    shown = shown_case(case, TOOL)
     data: Json = dict(
-        zip(("prompt", "answer1", "answer2"), task_json.shown_texts(shown), strict=True),
+        zip(("prompt", "answer1", "answer2"), shown_texts(shown), strict=True),
     )
     annotations = [
         {"result": _result(opinion), "lead_time": opinion.seconds} for opinion in shown.opinions
     ]
     return {
-        "data": data | {"tether": task_json.packed_case(case, label, store)},
+        "data": data | {"tether": packed_case(case, label, store)},
         "annotations": annotations,
     }
 
@@ -435,4 +446,4 @@ def _result(opinion: Opinion) -> list[Json]:
     return [result, rating] if opinion.strength else [result]
 
 
-BRIDGE = task_json.Bridge(_matches, _read_task, _write_task)
+BRIDGE = Bridge(_matches, _read_task, _write_task)

@@ -47,7 +47,7 @@ def escalate(store: Store, below: float, how: How = "soft", *, round: str | None
     return sent
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Standing:
     """A model's place among those whose answers were compared: its score in log-odds, and the votes
     on its answers.

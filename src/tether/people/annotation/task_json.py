@@ -13,7 +13,16 @@ from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 
 from tether.core.errors import DataError
-from tether.core.types import Annotation, Comparison, Conversation, Entries, Facts, Json, JsonValue
+from tether.core.types import (
+    Annotation,
+    Comparison,
+    Conversation,
+    Entries,
+    Facts,
+    Json,
+    JsonValue,
+    Row,
+)
 from tether.data.formats.fields import (
     as_text,
     attempt,
@@ -24,7 +33,7 @@ from tether.data.formats.fields import (
     sequence,
     turns,
 )
-from tether.data.formats.json_rows import Row, fault, kind_name, parse
+from tether.data.formats.json_rows import fault, kind_name, parse
 from tether.data.formats.registry import format_named, kind_reader
 from tether.data.rows import record_row
 from tether.people.annotation.exchange import PROVENANCE, Case, ordered, turned
@@ -41,14 +50,9 @@ _SIDE = re.compile(
 )
 _AFTER = re.compile(r" (?:is (?:much |slightly |the )?(?:better|best)|wins)$")
 _PLACES: dict[str, Choice] = {
-    "left": "first",
-    "1": "first",
-    "a": "first",
-    "right": "second",
-    "2": "second",
-    "b": "second",
+    **dict.fromkeys(("left", "first", "1", "a"), "first"),
+    **dict.fromkeys(("right", "second", "2", "b"), "second"),
 }
-_PLACES |= {"first": "first", "second": "second"}
 _TIES = (
     "tie",
     "equal",
@@ -122,7 +126,7 @@ def shown_texts(case: Case) -> list[str]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Judged:
     """A judgment as a tool has it: by whom, whether they took it back, and what it says."""
 
@@ -442,12 +446,12 @@ def json_safe(value: object) -> JsonValue:
     return value if value is None or isinstance(value, str | int | float | bool) else str(value)
 
 
-def moment(value: JsonValue, name: str) -> float:
+def moment(value: JsonValue) -> float:
     """Seconds since 1970 of a time as ISO 8601 writes it; 0 where there is none."""
     try:
         return datetime.fromisoformat(value).timestamp() if not missing(value) else 0.0
     except (TypeError, ValueError, OverflowError):
-        raise DataError(f"not a time: {name} holds {value!r:.40}") from None
+        raise DataError(f"not a time: created_at holds {value!r:.40}") from None
 
 
 def readable_opinions(

@@ -37,7 +37,7 @@ TEXTS = {"comment": MAX_COMMENT, "correction": 20_000}
 """The most characters of what people write."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Opinion:
     """One person's judgment of two answers, with everything that is recorded of it.
 
@@ -129,7 +129,7 @@ class Opinion:
         return f"impossible number: {odd} of a judgment is {getattr(self, odd):g}" if odd else ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Vote:
     """One person's vote on two answers, after the random order of the sides has been undone.
 

@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 from tether.core.lines import Lines
 from tether.core.pace import Pace
-from tether.core.types import Json
+from tether.core.types import Json, Row
 from tether.core.visible import visible
 from tether.watch.live.condition import Condition, condition, folders_in, json_inside
-from tether.watch.report.reading import KINDS, Row, finite, mapping, printable, turn_texts
+from tether.watch.report.reading import KINDS, finite, mapping, printable, turn_texts
 
 MOST = 4000
 """Points of a curve. Beyond them every second one of the older half goes."""
@@ -163,7 +163,10 @@ class FollowedRun:
             before = (self.condition, len(self.stages), *self._sizes())
             for stage in self.stages.values():
                 self.fresh += [(stage, row) for row in stage.look(tick)]
-                self._look_at_texts(stage, tick)
+                count = self._held(stage, stage.alarms, self.alarms, tick, stage.num_alarms)
+                stage.num_alarms = count
+                if stage.samples is not None:
+                    self._held(stage, stage.samples, self.rollouts, tick)
             newest = max((stage.newest for stage in self.stages.values()), default=0.0)
             self.condition = condition(self.folder, newest)
             is_changed = before != (self.condition, len(self.stages), *self._sizes())
@@ -184,11 +187,6 @@ class FollowedRun:
             if is_new and isfile(folder / "metrics.jsonl"):
                 self.stages[name] = Stage(visible(name), folder, self.keys, self.texts)
                 self.stages[name].begun = tick
-
-    def _look_at_texts(self, stage: Stage, tick: int) -> None:
-        stage.num_alarms = self._held(stage, stage.alarms, self.alarms, tick, stage.num_alarms)
-        if stage.samples is not None:
-            self._held(stage, stage.samples, self.rollouts, tick)
 
     def _held(
         self,

@@ -34,8 +34,7 @@ from tether.people.annotation.server.guard import (
     posted_form,
 )
 from tether.watch import report
-from tether.watch.live.about import report_page, write_notes
-from tether.watch.live.board import LOOK_EVERY, Board, Look
+from tether.watch.live.board import LOOK_EVERY, Board, Look, report_page, write_notes
 from tether.watch.live.followed import FollowedRun
 from tether.watch.report.evaluators import FIGURE_NAMES, figure_words
 

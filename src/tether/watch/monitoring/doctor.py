@@ -19,9 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from tether.core.tables import table_beside
-from tether.core.types import Conversation, Facts, Rollout, Score, StopReason, assistant, user
+from tether.core.types import Conversation, Facts, Ids, Rollout, Score, StopReason, assistant, user
 from tether.data.chat import ChatEncoder
 from tether.models.trunk import Role
+from tether.watch.monitoring.view import Series
 
 TYPICAL_KL = 10.0
 """Nats a response that a policy commonly ends at, to weigh a KL coefficient before there is a
@@ -219,7 +220,7 @@ def encodings(
     return diagnose("encoding", evidence, {"encodings-differ": bool(differing or unequal)})
 
 
-def empty_or_endless(ordinary: Sequence[float], odd: Mapping[str, Sequence[float]]) -> list[Result]:
+def empty_or_endless(ordinary: Sequence[float], odd: Series) -> list[Result]:
     """An empty answer, or one that repeats itself endlessly, is not among the best.
 
     Args:
@@ -255,7 +256,7 @@ def odd_answers(
     """
     stop = encoder.stop_ids[:1]
 
-    def answer(rollout: Rollout, ids: tuple[int, ...], reason: StopReason) -> Rollout:
+    def answer(rollout: Rollout, ids: Ids, reason: StopReason) -> Rollout:
         return replace(
             rollout,
             response_ids=ids,
@@ -265,7 +266,7 @@ def odd_answers(
             text=encoder.decode(ids),
         )
 
-    def endless(rollout: Rollout) -> tuple[int, ...]:
+    def endless(rollout: Rollout) -> Ids:
         words = (
             tuple(token for token in rollout.response_ids if token not in encoder.stop_ids)[:8]
             or stop

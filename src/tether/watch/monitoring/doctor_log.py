@@ -192,7 +192,8 @@ def check_movement(rows: Rows, settings: Facts, summary: Facts | None = None) ->
         settings: the section of the stage.
         summary: of the finished stage.
     """
-    steady = after_warmup(rows)
+    rates = [row.get("learning_rate") or 0.0 for row in rows]
+    steady = rows[rates.index(max(rates)) :] if rates else rows  # after the warm-up
     results = summary or {}
     least = LEAST_STEPS if any("reward/proxy" in row for row in rows) else LEAST_UPDATES
     if len(steady) < least:
@@ -228,12 +229,6 @@ def check_movement(rows: Rows, settings: Facts, summary: Facts | None = None) ->
         )
         evidence += f", after {len(rows)} steps{rate}"
     return diagnose("movement", evidence, {"still": resting})
-
-
-def after_warmup(rows: Rows) -> Rows:
-    """The rows from the highest learning rate on; all, where the rates are not known."""
-    rates = [row.get("learning_rate") or 0.0 for row in rows]
-    return rows[rates.index(max(rates)) :] if rates else rows
 
 
 def numbers(rows: Rows, key: str) -> list[float]:

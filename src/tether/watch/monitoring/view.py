@@ -20,6 +20,8 @@ from tether.stats.groups import student
 from tether.watch.monitoring.texts import Text
 from tether.watch.monitoring.trends import Noise, look_chance, noise, skewness
 
+Series = Mapping[str, Sequence[float]]
+"""Series of numbers by name."""
 NOISE = "/noise"
 """After the name of a mean of texts: its squared standard error, with prompts as the units."""
 LOG = "log "
@@ -40,7 +42,7 @@ class Shift(NamedTuple):
 NOTHING = Shift(sure=False, least=math.inf)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class View:
     """The run's first steps, its last ones, and this step's texts.
 
@@ -52,11 +54,11 @@ class View:
 
     config: WatchConfig
     metrics: Readings
-    series: Mapping[str, Sequence[float]]
-    phrases: Sequence[Mapping[str, Sequence[float]]]
+    series: Series
+    phrases: Sequence[Series]
     texts: Sequence[Text]
-    columns: Mapping[str, Sequence[float]]
-    course: Mapping[str, Sequence[float]]
+    columns: Series
+    course: Series
     counts: Mapping[str, int]
     steps: int
     looks: int

@@ -32,7 +32,14 @@ from tether.watch.monitoring.texts import (
     word_tokens,
 )
 from tether.watch.monitoring.trends import KL, TRENDS
-from tether.watch.monitoring.view import BASELINE_PROMPTS, LOG, LONGEST_BASELINE, NOISE, View
+from tether.watch.monitoring.view import (
+    BASELINE_PROMPTS,
+    LOG,
+    LONGEST_BASELINE,
+    NOISE,
+    Series,
+    View,
+)
 
 LONGEST_COURSE = 400
 """Values of a course at most. In a longer run each is the mean of 2, 4, 8 or more steps."""
@@ -149,7 +156,7 @@ class Watch:
         step: int,
         facts: StepFacts,
         texts: Sequence[Text] = (),
-        columns: Mapping[str, Sequence[float]] = MappingProxyType({}),
+        columns: Series = MappingProxyType({}),
     ) -> list[Alarm]:
         """Take in the facts of one step; `texts` and their columns are the evidence of alarms."""
         numbers = dict(facts.numbers)
@@ -253,7 +260,7 @@ def _facts(
     metrics: Entries,
     texts: Sequence[Text],
     tokens: Tokens,
-    columns: Mapping[str, Sequence[float]],
+    columns: Series,
 ) -> Metrics:
     """A step's metrics as far as they are finite, and what its texts say where those are silent."""
     numbers = {

@@ -11,17 +11,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tether.core.amounts import duration, gigabytes
+from tether.core.types import Row
 from tether.settings.synonyms import shown_name
 from tether.watch.report.numbers import SENTENCES, thousands
-from tether.watch.report.reading import (
-    Journey,
-    Row,
-    SubRun,
-    finite,
-    listed,
-    mapping,
-    printable,
-)
+from tether.watch.report.reading import Journey, SubRun, finite, listed, mapping, printable
 
 NAMES = SENTENCES["methods"]
 GOLD = SENTENCES["gold"]

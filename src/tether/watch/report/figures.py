@@ -1,5 +1,6 @@
 """The figures of a run: the reward against its price and against the truth, the reward model's
-worth, losses, time.
+worth, losses, time; and a trace of its phases, in the format that ui.perfetto.dev and
+chrome://tracing read.
 """
 
 from __future__ import annotations
@@ -9,13 +10,16 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from operator import itemgetter
+from pathlib import Path
 from string import Template
 from typing import NamedTuple
 
 from tether.core.amounts import duration
-from tether.core.types import Facts
+from tether.core.rundir import write_json
+from tether.core.types import Facts, Row
 from tether.stats import Estimate
 from tether.watch.report.about import GOLD_JUDGE, Judge
+from tether.watch.report.gains import Part
 from tether.watch.report.numbers import (
     SENTENCES,
     Show,
@@ -26,7 +30,6 @@ from tether.watch.report.numbers import (
     signed,
     thousands,
 )
-from tether.watch.report.parts import Part
 from tether.watch.report.plotting import (
     BLUE,
     CHARTS,
@@ -43,8 +46,8 @@ from tether.watch.report.plotting import (
 )
 from tether.watch.report.reading import (
     KL_KEYS,
+    Journey,
     LoopRun,
-    Row,
     SubRun,
     estimate,
     finite,
@@ -333,3 +336,67 @@ def loop_figures(loop: LoopRun) -> list[Plot]:
         shares = {key: share.value for key in ACCURACIES if (share := estimate(one, "reward", key))}
         rows.append({"step": one["labels_so_far"], **shares, "gold": one.get("gold_after")})
     return charts("rounds", [SubRun("", rows)], judge=Judge(loop.judge))
+
+
+def write_trace(journey: Journey, path: Path) -> bool:
+    """Write the steps and phases of all stages, and the work of engine servers; False: no stage
+    has measured times.
+    """
+    events = [
+        event for number, stage in enumerate(journey.stages) for event in _events(stage, number)
+    ]
+    if events:
+        write_json(path, {"traceEvents": events, "displayTimeUnit": "ms"})
+    return bool(events)
+
+
+def _events(stage: SubRun, number: int) -> list[Row]:
+    """The steps of a stage. A row was written when its step had ended: phases are laid before."""
+    events: list[Row] = []
+    ends: dict[float, float] = {}
+    for row in stage.metrics:
+        ended, took, step = (finite(row, key) for key in ("time", "time/step", "step"))
+        if ended is None or took is None or step is None:
+            continue
+        ends[step], start = ended, ended - took
+        events.append(_event(f"step {step:.0f}", number, 0, start, took))
+        for phase in PHASES:
+            if (seconds := finite(row, f"time/{phase}")) is not None:
+                events.append(_event(phase, number, 1, start, seconds))
+                start += seconds
+    servers: dict[str, int] = {}
+    for row in stage.work:
+        ended = ends.get(finite(row, "step") or 0.0)
+        if ended is None:
+            continue
+        for name, spans in mapping(row, "servers").items():
+            lane = servers.setdefault(name, len(servers) + 2)
+            for begin, end in number_pairs(spans):
+                events.append(_event("samples", number, lane, ended + begin, end - begin))
+    if events:
+        names = {0: "steps", 1: "phases", **{lane: name for name, lane in servers.items()}}
+        events.append(_name("process_name", number, 0, stage.name))
+        events += [_name("thread_name", number, lane, name) for lane, name in names.items()]
+    return events
+
+
+def _event(name: str, process: int, lane: int, start: float, seconds: float) -> Row:
+    """A complete event; the format counts microseconds."""
+    return {
+        "name": name,
+        "ph": "X",
+        "ts": start * 1e6,
+        "dur": max(0.0, seconds) * 1e6,
+        "pid": process,
+        "tid": lane,
+    }
+
+
+def _name(kind: str, process: int, lane: int, name: str) -> Row:
+    return {
+        "name": kind,
+        "ph": "M",
+        "pid": process,
+        "tid": lane,
+        "args": {"name": name},
+    }

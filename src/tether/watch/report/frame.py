@@ -18,10 +18,10 @@ from tether.core.errors import RunError
 from tether.core.keeping import write_whole
 from tether.core.visible import visible
 from tether.watch.report import about
-from tether.watch.report.answers import gold_change
 from tether.watch.report.numbers import decimal, signed
 from tether.watch.report.plotting import Plot
 from tether.watch.report.reading import finite, mapping, printable
+from tether.watch.report.rollouts import gold_change
 
 HERE = Path(__file__).resolve().parent
 Figures = Mapping[str, Sequence[Plot]]

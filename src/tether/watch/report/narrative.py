@@ -1,18 +1,26 @@
 """The verdict in plain words, all computed from the run's own numbers; warnings of the training
-come from its alarms.
+come from its alarms. `brief` has it in three short lines: the result and its judge, the interval, the
+control. There the distance from the start comes first among the doubts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tether.core.amounts import plural
 from tether.core.types import Facts
 from tether.stats import Estimate, shown_difference, side, vague
 from tether.watch.report.about import Judge, judge_of, judge_of_labels, short_method
 from tether.watch.report.doubts import alarms, distrust, doubts
-from tether.watch.report.gains import gold_gain, heldout_gain, proxy_gain, spent_kl
+from tether.watch.report.gains import (
+    Part,
+    gold_gain,
+    gold_parts,
+    heldout_gain,
+    proxy_gain,
+    spent_kl,
+)
 from tether.watch.report.numbers import (
     SENTENCES,
     Show,
@@ -26,7 +34,6 @@ from tether.watch.report.numbers import (
     share_in_words,
     signed,
 )
-from tether.watch.report.parts import Part, gold_parts
 from tether.watch.report.reading import (
     Journey,
     LoopRun,
@@ -63,7 +70,7 @@ RANKED = {
 SAYS = SENTENCES["says"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Conclusion:
     """A word, a paragraph, and what a careful reader should doubt."""
 
@@ -406,3 +413,43 @@ def loop_conclusion(loop: LoopRun) -> Conclusion:
     ]
     headline = f"{title}: {words[0].lower()}{words[1:]}"
     return Conclusion(tone, headline, sentences, warnings)
+
+
+WORDS = SENTENCES["brief"]
+
+
+def brief(journey: Journey, how: str = "") -> Conclusion:
+    """The page's verdict without its paragraph; that of a run without a judged policy is short as
+    it is.
+
+    Args:
+        how: the command that has the answers judged, for a run in which nothing judged any.
+    """
+    whole = conclusion(journey)
+    policy = journey.judged
+    line = WORDS["how"].format(how=how) if how else WORDS["not-judged"]
+    if not policy.name:
+        if not how or not (journey.policies or journey.stage("sft").name):
+            return whole
+        advised = (SAYS["no-policy"], SAYS["no-judge"])  # other ways
+        sentences = [sentence for sentence in whole.sentences if sentence not in advised]
+        return replace(whole, sentences=[*sentences, line])
+    judge = judge_of(journey)
+    headline = WORDS["result"].format(headline=whole.headline, judge=_judge(judge, policy))
+    if measured := measured_sentence(journey, policy, judge):
+        sentences = [measured, *control_sentences(control_of(policy.summary))[:1]]
+    else:
+        sentences = [proxy_sentence(policy, journey), line]
+    warnings = [kl_sentence(policy), *whole.warnings]
+    return Conclusion(whole.tone, headline, [*filter(None, sentences)], [*filter(None, warnings)])
+
+
+def _judge(judge: Judge, policy: SubRun) -> str:
+    if gold_gain(policy) or policy.estimate("gold_win_rate"):
+        if judge.is_reward:
+            return WORDS["own-judge"].format(name=judge.name)
+        return f"gold ({judge.name})" if judge.is_gold and judge.name else f"{judge}"
+    measured = heldout_gain(policy)
+    if measured is None:
+        return WORDS["training-reward"]
+    return WORDS["checked" if measured.checked else "held-out-reward"]

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from tether.core.errors import ConfigError
 from tether.core.types import Facts, Json
-from tether.watch.report import about, figures
+from tether.watch.report import about
+from tether.watch.report.figures import charts
 from tether.watch.report.frame import HERE, fill_template, page_path, write_page
 from tether.watch.report.measures import numbers_of, side_by_side
 from tether.watch.report.narrative import Conclusion, conclusion, loop_conclusion
@@ -127,7 +128,7 @@ def _figures(laid: Sequence[Laid]) -> dict[str, list[Plot]]:
         if stages := _trained(laid, kind):
             title = ", ".join(dict.fromkeys(about.method_name(stage) for stage in stages))
             drawn[title] = [
-                replace(plot, id=f"{plot.id}-{kind}") for plot in figures.charts(section, stages)
+                replace(plot, id=f"{plot.id}-{kind}") for plot in charts(section, stages)
             ]
     return drawn
 

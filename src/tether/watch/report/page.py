@@ -9,32 +9,44 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tether.watch.report import about, figures, reading, tiles
-from tether.watch.report.answers import answer_groups, three_answers, training_samples
+from tether.core.types import Row
+from tether.watch.report import about, reading, tiles
 from tether.watch.report.evaluators import COLUMNS, evaluator_curves, evaluator_rows
+from tether.watch.report.figures import (
+    accuracy_figures,
+    charts,
+    loop_figures,
+    loss_figures,
+    parts_figures,
+    reliability_figures,
+    stage_figures,
+    timeline_figures,
+    write_trace,
+)
 from tether.watch.report.frame import HERE, Figures, fill_template, page_path, write_page
+from tether.watch.report.gains import Part, gold_parts
 from tether.watch.report.measures import arm_table
 from tether.watch.report.narrative import conclusion, control_of, loop_conclusion
-from tether.watch.report.parts import Part, gold_parts
 from tether.watch.report.picture import picture
 from tether.watch.report.plotting import Plot
 from tether.watch.report.reading import (
     SUPERVISED,
     Journey,
     LoopRun,
-    Row,
     SubRun,
     printable,
     read_journey,
     read_loop,
     started_stages,
 )
-from tether.watch.report.rollouts import packed_rollouts
-from tether.watch.report.sweep import STAGES_PAGE, sweep_page
+from tether.watch.report.rollouts import (
+    answer_groups,
+    packed_rollouts,
+    three_answers,
+    training_samples,
+)
+from tether.watch.report.sweep import STAGES_PAGE, TAX_COLUMNS, sweep_page, tax_rows
 from tether.watch.report.sweeps import read_sweep
-from tether.watch.report.tax import COLUMNS as TAX_COLUMNS
-from tether.watch.report.tax import tax_rows
-from tether.watch.report.trace import write_trace
 
 
 def write_report(run: Path, output: Path | None = None) -> Path:
@@ -161,12 +173,12 @@ def _supervised(journey: Journey) -> Iterator[Learned]:
     for stage in reversed(
         [stage for stage in journey.stages if stage.kind in (*SUPERVISED, "pairs")],
     ):
-        drawn = figures.loss_figures(stage)
+        drawn = loss_figures(stage)
         facts = []
         if stage is reward:
             drawn = (
-                figures.accuracy_figures(stage.summary, pairs.summary, judge)
-                + figures.reliability_figures(stage.summary)
+                accuracy_figures(stage.summary, pairs.summary, judge)
+                + reliability_figures(stage.summary)
                 + drawn
             )
         if stage in (reward, pairs):
@@ -188,26 +200,26 @@ def _figures(journey: Journey, parts: Sequence[Part], judge: about.Judge) -> Fig
     own = journey.own_reward
     return {
         "picture": picture(journey),
-        "policy": figures.charts("policy", journey.arms, own),
-        "goodhart": figures.charts(
+        "policy": charts("policy", journey.arms, own),
+        "goodhart": charts(
             "goodhart",
             [arm for arm in journey.arms if reading.series(arm.metrics, "gold/score")],
             judge=judge,
         ),
-        "curves": figures.charts("curves", journey.arms, own),
-        "health": figures.charts("health", journey.arms, own),
+        "curves": charts("curves", journey.arms, own),
+        "health": charts("health", journey.arms, own),
         "evaluators": evaluator_curves(journey.stages),
-        "parts": figures.parts_figures(
+        "parts": parts_figures(
             parts,
             [(arm.name, gold_parts(arm)) for arm in journey.arms[1:]],
             judge,
         ),
         "cost": [
-            *[plot for arm in journey.arms[:1] for plot in figures.timeline_figures(arm)],
-            *figures.charts("phases", journey.arms[:1]),
-            *figures.charts("cost", journey.arms),
+            *[plot for arm in journey.arms[:1] for plot in timeline_figures(arm)],
+            *charts("phases", journey.arms[:1]),
+            *charts("cost", journey.arms),
         ],
-        "stages": figures.stage_figures(journey.stages),
+        "stages": stage_figures(journey.stages),
     }
 
 
@@ -215,7 +227,7 @@ def _loop_page(rounds: LoopRun) -> str:
     return fill_template(
         HERE / "loop.html",
         rounds.name,
-        {"rounds": figures.loop_figures(rounds)},
+        {"rounds": loop_figures(rounds)},
         rounds.notes,
         title="Preferences, round by round",
         verdict=loop_conclusion(rounds),

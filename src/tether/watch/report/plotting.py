@@ -14,8 +14,9 @@ from itertools import groupby, pairwise
 from typing import NamedTuple
 
 from tether.core.tables import table_beside
+from tether.core.types import Row
 from tether.watch.report.numbers import percent as as_percent
-from tether.watch.report.reading import Row, printable
+from tether.watch.report.reading import printable
 
 # Okabe and Ito's palette; the four first keep a contrast of 3:1 on white and on the dark page.
 BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY = PALETTE = ("c0", "c1", "c2", "c3", "c4", "c5")
@@ -53,7 +54,7 @@ class Trace(NamedTuple):
     notes: Sequence[str] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Axis:
     """From `low` to `high`, with ticks (value, text)."""
 
@@ -77,7 +78,7 @@ class Axis:
         return max((len(text) for _, text in self.ticks), default=0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Plot:
     """One chart, and the line under it that says what to look for."""
 

@@ -25,13 +25,12 @@ from tether.core.rundir import (
     is_control,
     missing_run,
 )
-from tether.core.types import Facts, Json, JsonValue
+from tether.core.types import Facts, JsonValue, Row
 from tether.core.visible import visible
 from tether.settings.stages import POLICIES, STAGES
 from tether.settings.synonyms import shown_name
 from tether.stats import Estimate, Trend, trend
 
-Row = Json
 KL_KEYS = ("kl/policy_reference_k1", "reward/kl")
 LONGEST_TEXT = 4000
 SHOWN_PAIRS = 4
@@ -49,7 +48,7 @@ too.
 """
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SubRun:
     """One stage's run directory."""
 
@@ -124,7 +123,7 @@ class SubRun:
         return KINDS.get(self.name, "") if self.summary else ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Journey:
     """All that a report knows of a run: any part may be empty."""
 
@@ -209,7 +208,7 @@ class Journey:
         return next((stage for stage in self.stages if stage.kind in kinds), SubRun(""))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LoopRun:
     """A loop's rounds from its summary, the run of the last policy, and the function that judges
     answers. The function is empty if a recipe names none.

@@ -1,22 +1,49 @@
-"""The page of a sweep: sliders over its keys move numbers, curves and rollouts."""
+"""The page of a sweep: sliders over its keys move numbers, curves and rollouts. Beside them are its
+control arms, and the alignment tax: the change of abilities above the start in percentage points,
+alone and per nat of KL.
+"""
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import fmean
 from typing import NamedTuple
 
+from tether.stats import Estimate, mean_of_runs
 from tether.watch.report import about
-from tether.watch.report.controls import sweep_controls
+from tether.watch.report.about import control_lines
+from tether.watch.report.evaluators import by_importance, figure_words, last_figures
 from tether.watch.report.frame import HERE, fill_template
+from tether.watch.report.gains import spent_kl
+from tether.watch.report.measures import BY_KEY
 from tether.watch.report.narrative import Conclusion
-from tether.watch.report.numbers import SENTENCES, HeadAndRows, bracketed, has_interval
+from tether.watch.report.numbers import (
+    SENTENCES,
+    HeadAndRows,
+    bracketed,
+    decimal,
+    has_interval,
+    percent,
+    signed,
+)
 from tether.watch.report.picture import NOTHING, Rods, best_of
-from tether.watch.report.reading import SubRun
+from tether.watch.report.reading import SubRun, printable
 from tether.watch.report.rollouts import packed, packed_rollouts
 from tether.watch.report.sweep_figures import by_setting, curves, frontier
-from tether.watch.report.sweeps import FIGURE_KEY, GAINS, Measured, Sweep, measures_of
-from tether.watch.report.tax import sweep_tax
+from tether.watch.report.sweeps import (
+    FIGURE_KEY,
+    GAINS,
+    Measured,
+    Setting,
+    Sweep,
+    control_arms,
+    is_ability,
+    measures_of,
+    percentage_points,
+)
 from tether.watch.report.tiles import Tile, estimate_tile
 
 STAGES_PAGE = "stages.html"
@@ -185,3 +212,136 @@ def _table(sweep: Sweep, measures: Sequence[Measured]) -> HeadAndRows:
         for number, setting in enumerate(sweep.settings)
     ]
     return [*(sweep.keys or ["setting"]), "runs", *(one.name for one in measures)], rows
+
+
+JUDGED = ("gold", "heldout")
+"""Gains that arms with different rewards have in common."""
+
+
+def sweep_controls(
+    sweep: Sweep,
+    gain: Measured | None,
+) -> tuple[list[str], list[list[str]], list[str]]:
+    """Columns, a row an arm and setting, and a sentence for each arm: what it takes away.
+
+    The last column compares each policy with the arm of the same seed.
+    """
+    if gain is None or gain.key not in JUDGED:
+        return [], [], []
+    rows = [row for setting in sweep.settings for row in _rows(setting, gain)]
+    arms = [arm for member in sweep.members for arm in member.journey.policies]
+    columns = [*sweep.keys, "arm", "runs", f"{gain.name} of the arm", "of the policy", "difference"]
+    return columns, rows, list(dict.fromkeys(control_lines(arms))) if rows else []
+
+
+def _rows(setting: Setting, gain: Measured) -> list[list[str]]:
+    read = BY_KEY[gain.key].read
+    gains: defaultdict[str, list[tuple[Estimate, Estimate, Estimate]]] = defaultdict(list)
+    for member, arm in control_arms(setting.members):
+        own = read(member.policy)
+        theirs = read(arm)
+        if own and theirs:
+            ahead = Estimate(own.value - theirs.value, math.nan, math.nan, 0)
+            gains[arm.title].append((theirs, own, ahead))
+    return [
+        [
+            *setting.values,
+            name,
+            str(len(values)),
+            *(bracketed(mean_of_runs(one)[0], gain.show) for one in zip(*values, strict=True)),
+        ]
+        for name, values in gains.items()
+    ]
+
+
+TAX_COLUMNS = ("start", "end", "change, points", "points per nat of KL")
+LEAST_KL = 0.1
+"""Nats per response. After a smaller KL a change per nat is the noise of the KL."""
+
+
+class Tax(NamedTuple):
+    """An ability of a policy: shares at its start and its end, and the change in points, alone and
+    per nat of KL.
+
+    The interval per nat is that of the change. The KL counts as exact.
+    """
+
+    start: float | None
+    end: float | None
+    points: Estimate
+    per_nat: Estimate | None
+
+
+def taxes(policy: SubRun, stages: Sequence[SubRun]) -> dict[tuple[str, str], Tax]:
+    """The abilities of a policy that its evaluators measured, by evaluator and figure."""
+    kl = spent_kl(policy)
+    measured = last_figures(policy, stages)
+    return {
+        name: Tax(
+            None if value is None else value - change.value,
+            value,
+            percentage_points(change),
+            None if kl is None or kl.value < LEAST_KL else percentage_points(change, kl.value),
+        )
+        for name in by_importance(measured)
+        if is_ability(*name)
+        for value, change in (measured[name],)
+    }
+
+
+def tax_rows(policies: Sequence[SubRun], stages: Sequence[SubRun]) -> list[list[str]]:
+    """A row a policy and ability, in the order `ability`, KL, TAX_COLUMNS."""
+    return [
+        [
+            f"{f'{policy.title}: ' if len(policies) > 1 else ''}{_words(*name)}",
+            bracketed(spent_kl(policy)),
+            *_ends([tax]),
+            bracketed(tax.points, signed),
+            bracketed(tax.per_nat, signed),
+        ]
+        for policy in policies
+        for name, tax in taxes(policy, stages).items()
+    ]
+
+
+def sweep_tax(sweep: Sweep) -> HeadAndRows:
+    """A row an ability and setting: means over its runs with their intervals."""
+    read = {one.label: taxes(one.policy, one.journey.stages) for one in sweep.members}
+    names = by_importance(dict.fromkeys(name for own in read.values() for name in own))
+    kl = Measured("kl", "", "", decimal, sweep.values(lambda one: spent_kl(one.policy)))
+    rows = []
+    for name in names:
+        own = {label: taxes[name] for label, taxes in read.items() if name in taxes}
+        points = _over_seeds(sweep, {label: tax.points for label, tax in own.items()})
+        rates = _over_seeds(sweep, {label: tax.per_nat for label, tax in own.items()})
+        for number, setting in enumerate(sweep.settings):
+            runs = [own[one.label] for one in setting.members if one.label in own]
+            whole = all(tax.per_nat for tax in runs)
+            rows += [
+                [
+                    _words(*name),
+                    *setting.values,
+                    str(len(runs)),
+                    bracketed(kl.mean(number)),
+                    *_ends(runs),
+                    bracketed(points.mean(number), signed),
+                    bracketed(rates.mean(number), signed) if whole else "",
+                ],
+            ] * bool(runs)
+    return ["ability", *sweep.keys, "runs", "KL, nats", *TAX_COLUMNS], rows
+
+
+def _words(evaluator: str, figure: str) -> str:
+    return printable(", ".join(figure_words(evaluator, figure)), 80)
+
+
+def _ends(runs: Sequence[Tax]) -> list[str]:
+    """Shares at the start and at the end, as means over runs."""
+    starts = [tax.start for tax in runs if tax.start is not None]
+    ends = [tax.end for tax in runs if tax.end is not None]
+    return [percent(fmean(shares)) if shares else "" for shares in (starts, ends)]
+
+
+def _over_seeds(sweep: Sweep, values: dict[str, Estimate | None]) -> Measured:
+    """A number of runs, by their labels."""
+    return Measured("", "", "", decimal, sweep.values(lambda one: values.get(one.label)))

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from statistics import fmean
 
+from tether.core.types import Row
 from tether.stats import Estimate
-from tether.watch.report import figures
 from tether.watch.report.about import Judge
-from tether.watch.report.figures import Rod
+from tether.watch.report.figures import Rod, charts
 from tether.watch.report.measures import BY_KEY
 from tether.watch.report.narrative import control_of
 from tether.watch.report.numbers import SENTENCES, bracketed, has_interval, signed
@@ -26,7 +26,7 @@ from tether.watch.report.plotting import (
     Trace,
     framed,
 )
-from tether.watch.report.reading import KL_KEYS, Row, SubRun, estimate, finite, mapping
+from tether.watch.report.reading import KL_KEYS, SubRun, estimate, finite, mapping
 from tether.watch.report.sweeps import Measured, Sweep, control_arms
 
 SAYS = SENTENCES["sweep"]
@@ -87,9 +87,9 @@ def _charts(runs: Sequence[SubRun], own_reward: bool, judge: Judge) -> list[Plot
     if not runs:
         return []
     drawn = [
-        *figures.charts("policy", runs, own_reward),
-        *figures.charts("overlay", runs, judge=judge),
-        *figures.charts("losses", runs),
+        *charts("policy", runs, own_reward),
+        *charts("overlay", runs, judge=judge),
+        *charts("losses", runs),
     ]
     return [plot for plot in drawn if plot.id in CURVES]
 

@@ -44,7 +44,7 @@ from tether.watch.report.reading import (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SweepRun:
     """The run of one seed at one setting; `name` is unique there."""
 
@@ -58,7 +58,7 @@ class SweepRun:
         return self.journey.main
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Setting:
     """One place of the sliders: a value for each key, as people read it, and its runs."""
 
@@ -66,7 +66,7 @@ class Setting:
     members: list[SweepRun] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Sweep:
     """All of a sweep that has run; `keys` are those with sliders and their values, in order."""
 
@@ -183,7 +183,7 @@ def _shown(value: object) -> str:
     return printable(value if isinstance(value, str) else json.dumps(value), 40)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Measured:
     """A number of all runs: by setting those that have it, each with its run."""
 

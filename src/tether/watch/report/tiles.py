@@ -76,25 +76,21 @@ ROUND_OF_PAIRS = (
 
 def pair_rounds(stage: SubRun) -> list[list[str]]:
     """A row a round of a stage that samples pairs and trains on them, of ROUND_OF_PAIRS."""
+    sampled = {
+        "tied": thousands,
+        "failed": thousands,
+        "proxy": decimal,
+        "length": decimal,
+        "finished": percent,
+    }
     return [
-        _pair_round(place, one, mapping(one, "sampling"))
+        [
+            str(place),
+            bracketed(one.get("num_pairs"), thousands),
+            *(bracketed(mapping(one, "sampling").get(key), sampled[key]) for key in sampled),
+            bracketed(one.get("heldout_accuracy"), percent),
+        ]
         for place, one in enumerate(stage.rounds, 1)
-    ]
-
-
-def _pair_round(place: int, one: Facts, sampled: Facts) -> list[str]:
-    shown = (
-        ("tied", thousands),
-        ("failed", thousands),
-        ("proxy", decimal),
-        ("length", decimal),
-        ("finished", percent),
-    )
-    return [
-        str(place),
-        bracketed(one.get("num_pairs"), thousands),
-        *(bracketed(sampled.get(key), show) for key, show in shown),
-        bracketed(one.get("heldout_accuracy"), percent),
     ]
 
 

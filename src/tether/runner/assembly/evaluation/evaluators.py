@@ -12,13 +12,12 @@ from tether.core.types import Problem, Prompt, Sampling
 from tether.data.sources import Quarantine, detect_format, look, read
 from tether.evaluation.best_of_n import BestOfStart
 from tether.evaluation.decoding import Decoding
-from tether.evaluation.distance import DistanceFromStart
 from tether.evaluation.diversity import Diversity
 from tether.evaluation.held_out import HeldOutAnswers, HeldOutScores, Scorer
+from tether.evaluation.likelihood import DistanceFromStart
 from tether.evaluation.multiple_choice import ACCURACIES, MultipleChoice, check_question
 from tether.evaluation.questions import read_questions
-from tether.evaluation.refusal import Refusal
-from tether.evaluation.short_answers import ShortAnswers
+from tether.evaluation.short_answers import Refusal, ShortAnswers
 from tether.evaluation.suite import MOMENTS, MeasuredPolicy, Moment, PolicyEvaluator
 from tether.evaluation.sycophancy import Sycophancy, read_premise_pairs
 from tether.models.trunk import Role
@@ -184,7 +183,7 @@ def _refusal(material: Material) -> PolicyEvaluator:
         _fitting(material, _rows(material, (file,), Prompt), 64, "refusal")
         for file in material.files
     ]
-    return Refusal(sides[0], sides[1], max_new_tokens=64)
+    return Refusal(sides[0], sides[1])
 
 
 def _diversity(material: Material) -> PolicyEvaluator:
