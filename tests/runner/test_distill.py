@@ -163,7 +163,7 @@ def test_replies_of_the_rows_are_learned_where_nothing_is_sampled(folder):
     ("settings", "words"),
     [
         ({"teacher": ()}, "needs a teacher"),
-        ({"teacher": {"model": "start"}}, "teaches it nothing"),
+        ({"teacher": {"model": "start"}}, "teaches itself nothing"),
         ({"teacher": {"model": "start", "addresses": ["http://x"]}}, "one of both"),
         ({"own_answers": 0.5}, "whole distribution"),
         ({"divergence": "jsd", "jsd_beta": 0.0}, "no divergence"),
