@@ -49,7 +49,7 @@ class Sizes:
     """
 
     steps: int = 10
-    teacher_steps: int = 24
+    teacher_steps: int = 20
     answers: int = 16
     held_out: int = 48
 
@@ -287,14 +287,10 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="print the tables of the record")
     options = parser.parse_args()
     if options.table:
-        record = json.loads(RESULT.read_text())
-        rows = [dict(zip(record["columns"], row, strict=True)) for row in record["rows"]]
-        rows = [{key: value for key, value in row.items() if value is not None} for row in rows]
-        present = [task for task in COLUMNS if any(row["task"] == task for row in rows)]
-        print("\n\n".join(table(rows, task) for task in present))
+        rows = recorded()
+        print("\n\n".join(table(rows, task) for task in options.tasks))
         return
     rows, seconds = list[Json](), dict[str, list[float]]()
-    began = time.perf_counter()
     for seed in options.seeds:
         folder = options.folder or Path(tempfile.mkdtemp())
         trial = Trial(seed, folder / str(seed), SMALL if options.smoke else Sizes())
@@ -304,16 +300,27 @@ def main() -> None:
             seconds.setdefault(name, []).append(round(taken, 1))
         print(json.dumps(seconds), flush=True)
         if not options.smoke:
-            save(rows, seconds, time.perf_counter() - began)
+            save(rows, seconds)
     print("\n\n".join(table(rows, task) for task in options.tasks))
 
 
-def save(rows: Sequence[Json], seconds: dict[str, list[float]], total: float) -> None:
+def recorded() -> Rows:
+    """The rows of the record, without what a row does not have."""
+    record = json.loads(RESULT.read_text())
+    rows = [dict(zip(record["columns"], row, strict=True)) for row in record["rows"]]
+    return [{key: value for key, value in row.items() if value is not None} for row in rows]
+
+
+def save(rows: Rows, seconds: dict[str, list[float]]) -> None:
+    """Put these rows into the record, and leave those of another teacher there."""
+    tasks = {row["task"] for row in rows}
+    if RESULT.is_file():
+        seconds = json.loads(RESULT.read_text())["seconds"] | seconds
+        rows = [row for row in recorded() if row["task"] not in tasks] + rows
     columns = list(dict.fromkeys(key for row in rows for key in row))
     shortened = partial(round, ndigits=5)
     record = {
         "seconds": seconds,
-        "total_seconds": round(total),
         "columns": columns,
         "rows": [
             [
