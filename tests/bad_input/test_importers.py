@@ -95,7 +95,7 @@ TASKS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (ARGILLA, {"fields": {"prompt": "Q"}}, "unknown fields"),
     (ARGILLA, {"fields": {**ARGILLA["fields"], "response2": None}}, "missing text: the task has "
                                                                     "nothing in response2"),
-    (ARGILLA, {"responses": [1]}, "not an object: responses holds a list"),
+    (ARGILLA, {"responses": [1]}, "not an object: responses lists a number"),
     (ARGILLA, {"responses": {"preference": "response1"}}, "not a list: column preference holds a text"),
     (ARGILLA, {"responses": {"preference": ["response1"]}}, "not an object: preference lists a text"),
     (ARGILLA, responded("response3"), "no verdict: none of the questions preference names or "
