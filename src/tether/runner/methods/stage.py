@@ -12,7 +12,7 @@ from itertools import islice
 
 from tether.core.budget import time_limit
 from tether.core.errors import RunError
-from tether.core.keeping import remove
+from tether.core.keeping import remove, remove_left
 from tether.core.locks import hold, release
 from tether.core.protocols import showing
 from tether.core.records import CHANGED
@@ -97,6 +97,7 @@ def _tidy(run: RunDirectory) -> None:
     # another process may have finished the stage this moment, or the folder is only readable
     with contextlib.suppress(RunError, OSError):
         drop_checkpoint(run)
+        remove_left(run.path, "summary.json")
         if (run.path / ".lock").exists():
             hold(run.path)
             release(run.path)
