@@ -128,4 +128,4 @@ def test_answers_that_never_end_are_named(folder):
 def test_the_plan_counts_the_answers_that_will_be_written(folder):
     built = build(Recipe, recipe({**TEACHER, "samples_per_prompt": 3}))
     stage = plan(built, gpu(80, "a100"), sizes=row_sizes(built, ["sft"])).stages[0]
-    assert "36 rows" in stage.work.words and "not priced" in stage.work.words
+    assert "36 rows × 1 pass in 9 updates" in stage.work.words and "not priced" in stage.work.words

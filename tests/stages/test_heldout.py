@@ -111,6 +111,19 @@ def test_start_and_policy_answer_at_other_temperatures_too(tmp_path):
     )
 
 
+def test_a_start_that_nothing_beats_is_compared_with_itself_at_all_temperatures(tmp_path):
+    """With the best weights kept, the start is both sides where no later measurement is better."""
+    made = recipe(
+        tmp_path,
+        optimizer={"learning_rate": 1e-12},
+        evaluate={"every": 2, "prompts": 6, "keep": "best", "temperatures": [0.0]},
+    )
+    found = run_recipe(made, ["grpo"])["grpo"]["heldout"]
+    assert found["kept_step"] == 0
+    assert [*found["by_temperature"]] == ["1", "0"]
+    assert "over_best_decoding" in found
+
+
 def test_without_other_temperatures_there_is_no_control(tmp_path):
     made = recipe(tmp_path, steps=1, evaluate={"every": 3, "prompts": 6, "temperatures": []})
     found = run_recipe(made, ["grpo"])["grpo"]["heldout"]

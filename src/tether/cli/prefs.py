@@ -164,12 +164,6 @@ def read_guidelines(path: Path) -> str:
         raise ConfigError(f"{path}: guidelines are text in UTF-8: {error}") from error
 
 
-STRATEGIES = (
-    "Rule for choosing pairs: random, uncertain, information, disagreement, "
-    "length_matched, ranking."
-)
-
-
 def stats(store: str) -> None:
     """Count judged and waiting pairs, and the judgments of each person."""
     from tether.people.annotation.exchange import workload

@@ -4,7 +4,8 @@ A bfloat16 weight takes up no change below half a unit in its last place. Of an 
 thousandth of the weights, a merge keeps half. So a model that is loaded in bfloat16, or in 4 bits,
 computes with the adapter beside the weights. The adapter is part of the base: it is frozen, and
 works under every role. Both products are added up in float32 and rounded once
-(models.one_rounding).
+(`product_with_change`). A CPU does this within `addmm`. On a GPU the larger product is written in
+float32, because `addmm` may round there before it adds.
 
 On disk, a folder holds the merged weights, which any program can load, and in `merged_adapter` the
 adapter that was merged, in peft's format. Loading takes the adapter out of the weights again:
@@ -411,8 +412,8 @@ def _hold(layer: nn.Module, down: Tensor, up: Tensor) -> None:
 
 
 def _forward(layer: Carrier, states: Tensor) -> Tensor:
-    """W x + B A x, rounded once, and so is its gradient (models.one_rounding). Layers in 4 bits
-    round W x before.
+    """W x + B A x, rounded once, and so is its gradient (`product_with_change`). Layers in 4
+    bits round W x before.
     """
     from transformers.pytorch_utils import Conv1D
 

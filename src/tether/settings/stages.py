@@ -118,6 +118,7 @@ _ROWS = (
         section=SFTSection,
         method="tether.runner.methods.supervised",
         help="Fine-tune on demonstrations (SFT)",
+        check="tether.runner.methods.writing:check_writing",
     ),
     StageKind(
         name="pairs",

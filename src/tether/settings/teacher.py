@@ -101,7 +101,9 @@ class TeacherConfig(ReadingConfig):
         if (self.model is None) == (not self.addresses):
             yield "a teacher is a model or servers (addresses): give one of both"
         if self.model == START and not (self.system or self.call or self.follow):
-            yield NOTHING_READ.format(ways="system, call, or follow")
+            yield (
+                NOTHING_READ.format(ways="system, call") + ", or let it follow the policy (follow)"
+            )
         if self.addresses and (self.system or self.call):
             yield "a server reads what the policy reads: leave system and call out, or give a model"
 

@@ -337,7 +337,7 @@ class HeldOut:
         for (step, temperature), rows in self.run.decoded().items():
             if step == 0:
                 first[temperature] = rows[key]
-            elif step == end:
+            if step == end:
                 last[temperature] = rows[key]
         if len(first) == 1 or len(last) == 1:
             return {}

@@ -2,26 +2,41 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from tether.core.budget import time_limit
 from tether.core.errors import DataError
 from tether.core.protocols import doing
 from tether.core.rundir import RunDirectory, append_jsonl, read_jsonl
 from tether.core.types import Demonstration, Prompt, Rollout, Sampling, assistant
 from tether.models.cpu.memory import free_memory
 from tether.runner.assembly.data.prompts import prompt_faults
-from tether.runner.assembly.job import AnyJob
+from tether.runner.assembly.job import AnyJob, Job
 from tether.runner.assembly.roles import encoder_of, load_policy, local_engine
 from tether.runner.assembly.teachers import read_by
+from tether.settings.model import ModelConfig
+from tether.settings.supervised import SFTSection
 from tether.settings.teacher import START, WritingConfig
 from tether.stages.learner.ranks import Ranks
 
+_LOG = logging.getLogger(__name__)
 WRITTEN = "written.jsonl"
 """The teacher's answers, in the folder of the stage."""
 AT_ONCE = 64
 """Answers that are sampled before they are written down."""
+
+
+def check_writing(job: Job[SFTSection], _: ModelConfig) -> None:
+    """Check before the first stage begins that what a teacher reads can be had.
+
+    Raises:
+        ConfigError: its function cannot be loaded.
+    """
+    if job.settings.teacher:
+        read_by(job.settings.teacher)
 
 
 def written(
@@ -37,7 +52,11 @@ def written(
     Raises:
         DataError: no answer can be used.
     """
+    limit = time_limit()
     answers = ranks.once(lambda: _answers(job, config, prompts, run.path / WRITTEN))
+    if limit.bounded and limit.spent > limit.seconds / 2:
+        words = "[%s] the teacher's writing took %.0f s of the stage's %.0f s: give it more, or fewer prompts"
+        _LOG.warning(words, job.stage, limit.spent, limit.seconds)
     demonstrations = []
     for prompt, own in zip(prompts, answers, strict=True):
         for text, fault in own:
@@ -109,7 +128,10 @@ def _write(
             seed=job.seed,
             ordinals=ordinals,
         )
-        note(ordinals, ([(one.text, _fault(one)) for one in group.rollouts] for group in groups))
+        note(
+            ordinals,
+            ([(one.whole_text, _fault(one)) for one in group.rollouts] for group in groups),
+        )
 
 
 def _fault(answer: Rollout) -> str:

@@ -114,7 +114,8 @@ def _sized(recipe: BaseRecipe, name: str, tokens: Callable[[Conversation], int])
         return rows
     each = section.teacher.samples_per_prompt
     longest = section.teacher.max_new_tokens
-    return replace(rows, answer=longest, answers=each, count=rows.count and rows.count * each)
+    number = rows.count and rows.count * each
+    return replace(rows, answer=longest, answers=each, count=number, groups=number)
 
 
 def _measured(

@@ -197,7 +197,7 @@ class LocalLearner:
             return torch.nn.utils.clip_grad_norm_(self.masters, self.config.max_grad_norm)
         none = torch.zeros((), device=self.masters[0].device)
         whole, parts = (
-            sum((one.grad.square().sum() for one in masters if one.grad is not None), none)
+            sum((one.grad.square().sum() for one in masters if one.grad is not None), none.clone())
             for masters in (self._whole, self._cut)
         )
         self.ranks.sum_([parts])
