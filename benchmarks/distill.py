@@ -242,7 +242,7 @@ def estimate(rows: Sequence[Json], key: str) -> Estimate:
 
 COLUMNS = {
     "sentence": (("reverse", 1.0), ("forward", 1.0), ("tokens", 1.0), ("tokens", 0.0)),
-    "policy": (("gold", 1.0), ("gold", 0.0), ("reverse", 1.0), ("tokens", 1.0)),
+    "policy": (("gold", 1.0), ("gold", 0.0), ("tokens", 1.0)),
 }
 HEADS = {
     "reverse": "KL(student, teacher)",
