@@ -279,7 +279,7 @@ METHODS: Mapping[str, Callable[[Foreign], Foreign]] = {
     "init": SkyRL,
     "exchange": OpenEnv,
 }
-"""What makes tether's two methods of an environment that has a method of this name."""
+"""Adapters of foreign environments, by the name of a method that such an environment has."""
 
 
 def adapted(environment: Foreign) -> Foreign:

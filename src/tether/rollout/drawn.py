@@ -64,7 +64,7 @@ class TokenEngine(Engine, Protocol):
 
 
 class PromptReader(Protocol):
-    """What turns prompts into ids for a model: its encoder and its limit in tokens."""
+    """The encoder of a model, and its limit in tokens."""
 
     encoder: ChatEncoder
     context_length: int
@@ -90,7 +90,7 @@ def draws_of(
     ordinals: Sequence[int] | None = None,
     progress: Finished = None,
 ) -> Draws:
-    """What `Engine.generate` asks for, with the prompts as ids.
+    """The arguments of `Engine.generate`, with the prompts as ids.
 
     Raises:
         DataError: the template refuses a prompt, or a prompt and its response do not fit the

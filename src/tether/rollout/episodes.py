@@ -69,7 +69,7 @@ class _Episode:
 
     @property
     def context(self) -> Ids:
-        """What the next reply is drawn behind."""
+        """The ids that precede the next reply."""
         return self.ids[self.forks[-1] :] if self.forks else self.start + self.ids
 
     def write(self, drawn: Drawn, room: int) -> None:

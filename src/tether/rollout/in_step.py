@@ -79,7 +79,7 @@ class StepDecoder:
 
 
 class StepEngine(PromptReader, Protocol):
-    """What is asked of an engine that draws in step (rollout.local.LocalEngine)."""
+    """An engine that can draw in step (rollout.local.LocalEngine)."""
 
     max_rows: int
     cpu_kernels: bool

@@ -380,7 +380,7 @@ def sample_metrics(rollouts: Sequence[Rollout], scores: Sequence[Score]) -> Metr
 
 
 def drawn_metrics(drawn: Sequence[tuple[Rollout, Score]]) -> Metrics:
-    """How good the policy is by all that was drawn, used or not."""
+    """Scores of the policy over all samples that were drawn, used or not."""
     of_all = sample_metrics(*zip(*drawn, strict=True))
     names = ("reward/proxy", "reward/proxy_std", "reward/failed")
     return {**{name: of_all[name] for name in names}, "group/sampled": len(drawn)}
