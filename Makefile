@@ -11,8 +11,9 @@ TORCH := torch==$(shell sed -n 's/^torch==//p' constraints.txt)
 # Processes of `make test`; 0: none beside pytest itself, for a debugger. Each loads torch, and the largest tests take 3 GB.
 # One more than there are cores, since a fourth of a process's time is waiting for servers and ranks; four at most.
 TEST_JOBS ?= $(shell $(PYTHON) -c 'import os; print(min(4, 1 + (os.cpu_count() or 1)))')
-# A file in one process, those of most tests first.
-SIDE_BY_SIDE = -n $(TEST_JOBS) --dist loadfile
+# A file in one process, those of most tests first. A process that dies ends the tests: pytest-xdist would put another in its place,
+# and wait for ever for the last tests of the dead one.
+SIDE_BY_SIDE = -n $(TEST_JOBS) --dist loadfile --max-worker-restart 0
 PYTEST_ARGS ?=
 ARGS ?=
 

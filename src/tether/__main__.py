@@ -20,6 +20,7 @@ def program() -> None:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _before)
     from tether.cli import main as command
+    from tether.core.stopping import end_in_time
 
     try:
         command()
@@ -27,6 +28,7 @@ def program() -> None:
         ended[0] = int(stop.code or 0)
         raise
     finally:
+        end_in_time(ended[0])
         for number in _WORDS:
             signal.signal(number, _after)
 

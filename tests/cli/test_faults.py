@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ import torch
 from tests.every_stage import differences, recipe, results
 
 from tether.cli import main
+from tether.core import stopping
 from tether.core.errors import memory_error
 from tether.runner.run import run_recipe
 from tether.settings.reading import build
@@ -63,6 +65,20 @@ def tether(monkeypatch, capsys):
 
     yield call
     signal.signal(signal.SIGTERM, before)
+
+
+def test_a_command_leaves_the_process_of_its_caller_alone(tether, monkeypatch):
+    """Threads of a user's function that do not end are the program's to leave behind."""
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait)
+    thread.start()
+    stopping.LEFT_BEHIND.add(thread)
+    monkeypatch.setattr(stopping, "PATIENCE", 3600.0)
+    timers = threading.active_count()
+    assert tether("nonsense")[0] == 2
+    assert threading.active_count() == timers
+    end.set()
+    thread.join()
 
 
 @pytest.mark.parametrize(

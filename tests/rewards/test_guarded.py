@@ -386,7 +386,8 @@ def test_a_thread_that_never_ends_does_not_keep_the_program(tmp_path: Path) -> N
         "1000).result()\n"
         "score, = FunctionReward(f, time_limit=0.5).score_texts([Prompt((user('q'),))], "
         "['x'])\nprint(score.reason[-30:])\n"
-        "stopping.PATIENCE = 0.5\nstopping.end_in_time(7)\nsys.exit(7)"
+        "stopping.PATIENCE = 0.5\nsys.argv = ['tether', 'nonsense']\n"
+        "from tether.__main__ import program\nprogram()"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -395,7 +396,7 @@ def test_a_thread_that_never_ends_does_not_keep_the_program(tmp_path: Path) -> N
         timeout=100,
         check=False,
     )
-    assert done.returncode == 7 and "gave no answer within" not in done.stderr
+    assert done.returncode == 2 and "gave no answer within" not in done.stderr
     assert (
         "the program ends without threads of a user's function that do not end: ThreadPoolExecutor"
     ) in done.stderr

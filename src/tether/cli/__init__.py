@@ -208,9 +208,7 @@ def main() -> None:
         code = app(standalone_mode=False)
         if code == 130:  # what the command-line library makes of Ctrl-C
             raise KeyboardInterrupt
-        code = code if isinstance(code, int) else 0
-        stopping.end_in_time(code)
-        raise SystemExit(code)
+        raise SystemExit(code if isinstance(code, int) else 0)
     except (KeyboardInterrupt, Abort):
         _leave(f"interrupted; {stopping.AGAIN}", 130)
     except BaseException as error:
@@ -247,5 +245,4 @@ def _explain(error: BaseException) -> None:
 
 def _leave(message: str, code: int) -> NoReturn:
     print_error(message)
-    stopping.end_in_time(code)
     raise SystemExit(code) from None

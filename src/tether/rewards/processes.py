@@ -47,9 +47,15 @@ class EnvironmentProcess:
         return self._answer("finish")
 
     def close(self) -> None:
-        """End the process, whatever it does."""
-        with suppress(ProcessLookupError):
-            os.kill(self.process, signal.SIGKILL)
+        """End the process, whatever it does, unless it has ended: its number may be another's then."""
+        with suppress(OSError):
+            self.socket.setblocking(False)
+            try:
+                ended = not self.socket.recv(1, socket.MSG_PEEK)
+            except BlockingIOError:
+                ended = False
+            if not ended:
+                os.kill(self.process, signal.SIGKILL)
         self.socket.close()
 
     def _answer(self, method: str, *values: Json) -> JsonValue:
