@@ -1,5 +1,6 @@
 """Words of other libraries are answered with keys that are really there."""
 
+import functools
 import itertools
 import re
 
@@ -131,6 +132,13 @@ def test_every_target_of_the_tables_is_a_key_and_no_word_of_theirs_is_one_everyw
         ("grpo.eps_clip_low_high", "clip_range_high the upper"),
         ("sft.train_on_inputs", "only assistant turns count"),
         ("sft.data.type", "recognised by their columns"),
+        ("grpo.tools", "environment = { tools = "),
+        ("sft.tools", "rows with tool calls are read by [sft]"),
+        ("distill.environment_factory", "environment = { call = "),
+        ("grpo.max_tool_calling_iterations", "environment.turns"),
+        ("distill.max_steps", "a step samples answers to prompts_per_step prompts"),
+        ("distill.beta", "GKD's beta is jsd_beta"),
+        ("rounds.max_steps", "rounds counts the rounds"),
     ],
 )
 def test_a_value_that_is_counted_otherwise_here_comes_with_advice(key, advice):
@@ -236,7 +244,7 @@ data.train_batch_size trainer.total_epochs
 def test_a_word_at_the_top_of_a_recipe_is_answered_with_keys_that_are_there(word):
     message = complaint(f"{word}=1", "sft.epochs=1", "ppo.steps=1", "reward.epochs=1")
     notes = [text for one in NOTES.values() for text in one.values() if text in message]
-    without = message.replace(notes[0], "") if notes else message
+    without = functools.reduce(lambda text, note: text.replace(note, ""), notes, message)
     answers = re.findall(r"'([\w.]+)'", without.partition("unknown key ")[2])[1:]
     assert answers or notes, message
     assert all(tuple(answer.split(".")) in set(paths(Recipe)) for answer in answers), message

@@ -1,9 +1,13 @@
 """Environments: those of other libraries, those in processes of their own, and those that fail."""
 
 import collections
+import contextlib
 import json
+import os
 import random
+import select
 import shlex
+import signal
 import sys
 import threading
 import time
@@ -177,6 +181,22 @@ def test_the_tools_of_a_server_are_called_by_the_protocol():
 def test_a_server_without_tools_is_refused():
     with pytest.raises(ConfigError, match=r"mcp:/nowhere.* gave no list of its tools"):
         environments_of(EnvironmentConfig(tools=("mcp:/nowhere/at/all",)))
+
+
+def test_a_process_that_has_ended_is_not_killed_by_its_number(monkeypatch):
+    """The number may be another process's by then."""
+    environments = made("Safe", processes=True)
+    ended, living = environments.make(), environments.make()
+    number = living.process
+    os.kill(ended.process, signal.SIGKILL)
+    assert select.select([ended.socket], [], [], 60)[0]
+    killed = []
+    monkeypatch.setattr(os, "kill", lambda *one: killed.append(one))
+    ended.close(), living.close()
+    assert killed == [(number, signal.SIGKILL)]
+    monkeypatch.undo()
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(number, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("processes", [False, True])

@@ -7,6 +7,7 @@ import torch
 from tests.runner.killed import engine_server
 
 import tether
+from tether.cli.tools.doctor import examine_recipe
 from tether.core.errors import ConfigError, DataError, Interrupted
 from tether.core.rundir import read_json, read_jsonl
 from tether.models.saving import read_role
@@ -14,6 +15,7 @@ from tether.runner.planning.devices import gpu
 from tether.runner.planning.plan import plan
 from tether.settings.reading import build
 from tether.settings.recipe import Recipe
+from tether.watch.monitoring.doctor import Finding, Unexamined
 
 TEACHER = {"model": "start", "system": "Answer in capitals, about {topic}"}
 
@@ -177,6 +179,13 @@ def test_replies_of_the_rows_are_learned_where_nothing_is_sampled(folder):
 def test_what_has_no_effect_is_refused_before_anything_runs(folder, settings, words):
     with pytest.raises(ConfigError, match=words):
         tether.run(recipe(**settings), progress=False)
+
+
+def test_the_doctor_looks_for_no_difference_of_scores_where_teachers_are_the_reward(folder):
+    results = examine_recipe(build(Recipe, recipe()))["distill"]
+    assert [one for one in results if isinstance(one, Finding)] == []
+    reasons = {one.check: one.reason for one in results if isinstance(one, Unexamined)}
+    assert "teachers" in reasons["scores"]
 
 
 def test_a_teacher_with_other_tokens_is_refused_with_what_to_do(folder):

@@ -7,7 +7,12 @@ import pytest
 from tests.runner.killed import engine_server
 
 import tether
+from tether.cli.tools.doctor import examine_recipe
+from tether.core.errors import ConfigError
 from tether.core.rundir import read_jsonl
+from tether.settings.reading import build
+from tether.settings.recipe import Recipe
+from tether.watch.monitoring.doctor import Healthy, Unexamined
 
 GUESS = '''
 class Guess:
@@ -21,6 +26,16 @@ class Guess:
         self.left -= 1
         right = self.letter in message["content"]
         return f"no {self.letter}", 1.0 * right - 0.1, right or not self.left
+
+
+class Long:
+    """Long replies are worth more."""
+
+    def reset(self, task):
+        pass
+
+    def step(self, message):
+        return None, len(message["content"]) / 10, True
 
 
 def double(x: int) -> int:
@@ -217,3 +232,19 @@ def test_a_model_whose_template_has_no_tools_is_told_of_one_that_has(folder):
     settings["model"]["chat_template"] = None
     with pytest.raises(tether.TetherError, match="chatml-tools"):
         tether.run(settings, progress=False)
+
+
+def test_the_doctor_compares_no_empty_answers_where_an_environment_scores(folder):
+    values = recipe("grpo", {"call": "guess.py:Long"})
+    values["model"].pop("stop_tokens")
+    made = build(Recipe, values)
+    results = {one.check: one for one in examine_recipe(made)["grpo"]}
+    assert isinstance(results["scores"], Healthy)
+    assert isinstance(results["empty or endless answers"], Unexamined)
+
+
+@pytest.mark.parametrize("source", ["environment", "teacher"])
+def test_a_reward_that_no_key_of_the_stage_gives_is_refused(folder, source):
+    rounds = {"data": {"path": "rows.jsonl"}, "reward_source": source}
+    with pytest.raises(ConfigError, match=f"needs a table named {source}"):
+        build(Recipe, {"model": {"source": "tiny"}, "rounds": rounds})

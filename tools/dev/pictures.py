@@ -1,15 +1,16 @@
 """`python -m tools.dev.pictures`: the pictures of the guides, from real runs on the tiny model.
 
-A run in a pretended terminal, whose screen becomes an SVG, and a sweep. A Chromium photographs the
-report of the run, the page of the sweep and the dashboard. The pictures are written into
-docs/guides. Nothing of use is learned in these runs; the pages are those of any run. `--smoke`
-draws the terminal of `tether --version`, and writes no file.
+A run in a pretended terminal, whose screen becomes an SVG, a sweep and a lab. A Chromium
+photographs the report of the run, the pages of the sweep and of the lab, the dashboard, and the
+page on which people judge. The pictures are written into docs/guides. Nothing of use is learned in
+these runs; the pages are those of any run. `--smoke` draws the terminal of `tether --version`, and writes no file.
 """
 
 from __future__ import annotations
 
 import argparse
 import fcntl
+import json
 import os
 import pty
 import re
@@ -27,7 +28,10 @@ from typing import Any
 
 from rich.console import Console
 from rich.text import Text
+from tests.people.annotation.server.test_serve import serving
 from tests.watch.live.measured import browsed, enter, served
+
+from tether.people.annotation.store import Store
 
 GUIDES = Path(__file__).resolve().parents[2] / "docs" / "guides"
 COLUMNS, ROWS = 118, 40
@@ -38,6 +42,15 @@ SHOT_AT = "ppo"
 """The stage in whose middle the screen is drawn."""
 RUN = ["ppo.steps=12", "ppo.sample_rows=16", "pairs.data.limit=64"]
 SWEEP = ["ppo.kl.coefficient=0.01,1.0", "ppo.steps=6", "ppo.sample_rows=16"]
+LAB = "17_two_peaks"
+PAIR = {
+    "prompt": "My bread never rises. What am I doing wrong?",
+    "chosen": "Check the yeast first: stir it into warm water with a little sugar. If there is no foam "
+    "after ten minutes, it is dead. Then give the dough a warm place, and time to double.",
+    "rejected": "Bread is a food with a long history, and there are many reasons why it may not rise. "
+    "Baking is a science and an art, and practice makes perfect!",
+}
+"""Two answers that a person compares."""
 SIZE = {"width": 1000, "height": 600}
 """Of a window."""
 SVG = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
@@ -156,7 +169,22 @@ def photographs(chromium: str, runs: Path) -> dict[str, bytes]:
             page.wait_for_selector("body[data-points]", state="attached")
             page.wait_for_timeout(1000)
             made["dashboard_page.png"] = page.screenshot()
+        made["lab_page.png"] = _photograph(browser, runs / "labs" / f"{LAB}.html", "body")
+        made["judge_page.png"] = _judging(browser, runs / "prefs.db")
     return made
+
+
+def _judging(browser: Any, path: Path) -> bytes:
+    """The page on which a person compares two answers."""
+    store = Store(path)
+    with serving(path) as (address, _, _):
+        page = browser.new_context(viewport=SIZE).new_page()
+        page.goto(f"{address}/join#{store.invite('Ada', 'annotator')}")
+        page.wait_for_url("**/judge")
+        page.wait_for_timeout(500)
+        picture = page.screenshot()
+    store.close()
+    return picture
 
 
 def _photograph(browser: Any, file: Path, first: str) -> bytes:
@@ -181,6 +209,12 @@ def make(chromium: str, target: Path, folder: Path) -> None:
         pictures["terminal.svg"] = run_in_terminal(folder).encode()
     if not (folder / "runs" / "sweep").exists():
         subprocess.run(tether("sweep", "smoke", "run=runs/sweep", *SWEEP), cwd=folder, check=True)
+    if not (folder / "runs" / "labs").exists():
+        subprocess.run(tether("lab", LAB), cwd=folder, check=True)
+    if not (folder / "runs" / "prefs.db").exists():
+        (folder / "pairs.jsonl").write_text(f"{json.dumps(PAIR)}\n", encoding="utf-8")
+        asking = tether("prefs", "import", "runs/prefs.db", "pairs.jsonl", "--ask", "1")
+        subprocess.run(asking, cwd=folder, check=True)
     pictures |= photographs(chromium, folder / "runs")
     for name, picture in pictures.items():
         if len(picture) > MOST_BYTES:

@@ -81,7 +81,10 @@ def _of_dict(given: Mapping[object, object], name: str) -> Iterable[Json]:
     Raises:
         ConfigError: it holds several data sets, or one row.
     """
-    if splits := [str(key) for key, value in given.items() if _is_data_set(value)]:
+    methods = ("column_names", "iterrows", "iter_rows")  # of data sets and frames
+    if splits := [
+        str(key) for key, value in given.items() if any(hasattr(value, name) for name in methods)
+    ]:
         raise ConfigError(
             f"{name} is a {type(given).__name__} with the splits {', '.join(splits)}: give one of "
             f"them, {name}[{splits[0]!r}]",
@@ -94,12 +97,6 @@ def _of_dict(given: Mapping[object, object], name: str) -> Iterable[Json]:
             "a dict of columns (all its values are lists), or the keys of a data table with path",
         )
     return rows
-
-
-def _is_data_set(value: object) -> bool:
-    return (
-        hasattr(value, "column_names") or hasattr(value, "iterrows") or hasattr(value, "iter_rows")
-    )
 
 
 def _table(given: Any, name: str) -> Iterable[Entries] | None:

@@ -137,7 +137,8 @@ class Inspection:
         prompt = prompt_of(record)
         texts = {"prompt": _words(prompt), **RESPONSES[type(record)](record)}
         self._prompts.add(int(prompt_digest(prompt), 16))
-        self._contents.add(short_hash(*texts.values(), *_verdicts(record)))
+        verdicts = [str(record.probability)] if isinstance(record, Comparison) else _labels(record)
+        self._contents.add(short_hash(*texts.values(), *verdicts))
         lengths = {name: len(text.split()) for name, text in texts.items()}
         for name, length in lengths.items():
             self._words[name][length] += 1
@@ -286,10 +287,6 @@ def _labels(record: object) -> list[str]:
         return ["desirable" if record.desirable else "undesirable"]
     names = {True: "right steps", False: "wrong steps", None: "unjudged steps"}
     return [names[label] for label in record.labels] if isinstance(record, StepLabels) else []
-
-
-def _verdicts(record: object) -> list[str]:
-    return [str(record.probability)] if isinstance(record, Comparison) else _labels(record)
 
 
 def _words(messages: Conversation) -> str:

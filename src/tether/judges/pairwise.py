@@ -61,7 +61,6 @@ WEIGH = (
     "Do not reply yet. First weigh the material against the rubric: in a few sentences, name what "
     "counts for and against, and say nothing of the verdict."
 )
-THEN = "Now give the reply that was asked for, and nothing else."
 NO_REASONS = "no reasons were written"
 AT_A_TIME = 32
 """Number of questions whose reasons are written together. After each part the verdicts are kept and
@@ -358,7 +357,11 @@ class Reasoning:
             ready: dict[int, Conversation] = {}
             for place, (talk, reason) in enumerate(zip(questions, reasons, strict=True), start):
                 if reason.text:
-                    ready[place] = (*talk, assistant(reason.text), user(THEN))
+                    ready[place] = (
+                        *talk,
+                        assistant(reason.text),
+                        user("Now give the reply that was asked for, and nothing else."),
+                    )
                 else:
                     verdicts[place] = Verdict(None, reason=reason.reason or NO_REASONS)
             if places := list(ready):

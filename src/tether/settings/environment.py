@@ -81,7 +81,7 @@ def episode_faults(
     ahead: int,
 ) -> Iterator[str]:
     """Faults of a stage with an environment, or with its reward and none."""
-    if reward == "environment" and not (config and config.call):
+    if config and reward == "environment" and not config.call:
         yield (
             "reward_source = 'environment' needs an environment of one's own (environment.call). "
             "Tools give no reward: give a table function, or another reward"

@@ -181,14 +181,12 @@ class RewardedSection(reward_tables()):
                     else "reward_source = 'majority' compares checked answers: give a table named "
                     "verifiable, and no other"
                 )
-        if self.reward_source == "teacher" and not dict(self).get("teacher"):
-            yield "reward_source = 'teacher' is that of a policy-gradient stage with a teacher"
+        source = self.reward_source
+        if source in ("teacher", "environment") and not dict(self).get(source):
+            yield f"reward_source = {source!r} needs a table named {source}, where a stage takes one"
         compared = self.reward_source == "majority" and self.verifiable
         if compared and compared.kind == "code":
-            yield (
-                "reward_source = 'majority' compares answers, and two programs cannot be "
-                "compared: choose another control"
-            )
+            yield "reward_source = 'majority' cannot compare two programs: choose another control"
         if self.objectives is not None and not any(
             objective.weight for objective in self.objectives.values()
         ):
@@ -201,8 +199,8 @@ REWARD_KEYS = tuple(
 
 
 ONE_REWARD = (
-    "give each response the score of one reward: not a random one, nor the majority's, nor that of "
-    "objectives"
+    "give each response the score of one reward: not an environment's, a teacher's, a random one, "
+    "the majority's, nor that of objectives"
 )
 REASONING_GYM = (
     "makes prompts of reasoning-gym: it takes no data, and verifiable.kind must be 'reasoning-gym'"
@@ -210,7 +208,7 @@ REASONING_GYM = (
 
 
 class OnlineSection(RewardedSection):
-    """Keys of every stage that samples."""
+    """Keys of every stage that samples at each step."""
 
     online: ClassVar[bool] = True
     task: Annotated[
@@ -416,7 +414,7 @@ class PolicySection(OnlineSection, PolicyConfig):
             )
             yield (
                 f"{given} scores whole responses, so that step_rewards finds no steps: use "
-                "'process', a function that returns steps, or reward_per_token"
+                "'process', 'environment', a function that returns steps, or reward_per_token"
             )
         if "raise_kl" in self.watch.act.values() and not self.kl.coefficient:
             yield (

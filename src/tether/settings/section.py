@@ -273,7 +273,7 @@ READING = 0.4
 
 
 class RowsSection(TimedSection):
-    """The settings of a stage that learns from rows alone."""
+    """The settings of a stage that does not sample as it learns."""
 
     batch_key: ClassVar[str] = "prompts_per_update"
     """The key of the number of rows, or of prompts, that an update learns from."""

@@ -1,4 +1,4 @@
-"""Settings of the stages that learn from rows alone."""
+"""Settings of the stages that do not sample as they learn."""
 
 from __future__ import annotations
 

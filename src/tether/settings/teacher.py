@@ -1,4 +1,4 @@
-"""Settings of on-policy distillation: who teaches, what a teacher reads, and what is descended."""
+"""Settings of distillation: who teaches or writes, what a teacher reads, and what is descended."""
 
 from __future__ import annotations
 

@@ -218,6 +218,7 @@ CASES = {
     "long_updates": Case(metric("policy/clip_fraction", lambda age: 0.83), 3),
     "truncation": Case(truncated, 3),
     "cut_off": Case(cut_off, 6, besides=frozenset({"truncation"})),
+    "masked_responses": Case(metric("response/masked", lambda age: 0.7), 3),
     "format_gaming": Case(formatted, 2, shows="- **"),
     "hedging": Case(hedged, 2, shows="it depends"),
     "exploit_tokens": Case(opened, 4, shows="Absolutely wonderful question!"),
@@ -682,7 +683,7 @@ def test_answers_that_never_end_are_named_after_the_first_steps():
     alarms = [alarm for alarm in alarms_of(steps) if alarm.detector == "cut_off"]
     (alarm,) = alarms
     assert 8 <= alarm.step <= 12 and "max_new_tokens" in alarm.advice
-    assert f"90% of the responses end at the token limit, by step {alarm.step}" in alarm.message
+    assert f"90% of the responses end at a limit, by step {alarm.step}" in alarm.message
     for step in steps:
         for place, row in enumerate(step.rows):
             row.finished = place % 10 >= 4

@@ -26,6 +26,7 @@ from tether.models.loading import quiet
 from tether.models.saving import member_folders, read_role
 from tether.models.trunk import Role
 from tether.rewards.control import CheckedControl, RandomReward
+from tether.rewards.environments import EpisodeReward
 from tether.rewards.learned import (
     EnsembleReward,
     LearnedReward,
@@ -52,6 +53,7 @@ from tether.settings.stages import making
 from tether.stages.policy_gradient import PolicyGradient
 from tether.stages.reference import role_digest
 from tether.stages.rollouts import Experience
+from tether.stages.teachers import TeacherReward
 from tether.watch.monitoring import doctor
 from tether.watch.monitoring.doctor import Finding, Healthy, Result, Unexamined
 from tether.watch.monitoring.trends import HELD_PRICE
@@ -147,9 +149,10 @@ def _reward_checks(stage: OnlineStage, probe: Probe, trained: ChatEncoder | None
     """Encoding, scores, their weight against the KL, and the rewards of useless answers."""
     reward = source(stage)
     odd_name = "empty or endless answers"
-    if isinstance(reward, RandomReward | CheckedControl):
+    if isinstance(reward, RandomReward | CheckedControl | TeacherReward):
         return [
-            Unexamined(name, "the reward is a control") for name in ("encoding", "scores", odd_name)
+            Unexamined(name, "the reward is a control or the teachers")
+            for name in ("encoding", "scores", odd_name)
         ]
     if trained is None:
         encoding: Result = Unexamined("encoding", "the reward is no model of this run")
@@ -167,8 +170,8 @@ def _reward_checks(stage: OnlineStage, probe: Probe, trained: ChatEncoder | None
         )
     scores = reward.score(probe.rollouts)
     sound = doctor.scores(scores, checked=isinstance(reward, VerifiableReward))
-    if not isinstance(sound, Healthy):
-        return [encoding, sound, Unexamined(odd_name, "there are no sound scores to compare with")]
+    if not isinstance(sound, Healthy) or isinstance(reward, EpisodeReward):
+        return [encoding, sound, Unexamined(odd_name, "no sound scores of answers to compare with")]
     values = [s.value for s in scores if s.value is not None]
     scale = []
     spread = float(torch.tensor(values).std(correction=0))

@@ -139,7 +139,11 @@ def rows_of_columns(table: Facts) -> list[Row] | None:
     if (
         not columns
         or not all(isinstance(column, list) for column in columns)
-        or any(map(_is_conversation, columns))
+        or any(
+            column
+            and all(isinstance(one, Mapping) and ("role" in one or "from" in one) for one in column)
+            for column in columns
+        )
     ):
         return None
     if len({len(column) for column in columns}) > 1:
@@ -148,9 +152,3 @@ def rows_of_columns(table: Facts) -> list[Row] | None:
             f"columns of one table differ in their lengths: {lengths}. Give each as many values",
         )
     return [dict(zip(table, cells, strict=True)) for cells in zip(*columns, strict=True)]
-
-
-def _is_conversation(column: list[JsonValue]) -> bool:
-    return bool(column) and all(
-        isinstance(item, Mapping) and ("role" in item or "from" in item) for item in column
-    )

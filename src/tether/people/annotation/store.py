@@ -180,7 +180,12 @@ class Store:
         with self.transaction() as session:
             while part := list(islice(rows, PART)):
                 _insert(session, PromptRow, map(_prompt_row, part), "id")
-                new += _insert(session, ResponseRow, map(_response_row, part), "id")
+                rows_of_part = (
+                    {name: getattr(answer, name) for name in ("id", "prompt_id", *ORIGIN)}
+                    | {"messages": turn_rows(answer.response)}
+                    for answer in part
+                )
+                new += _insert(session, ResponseRow, rows_of_part, "id")
         return new
 
     def add_tasks(self, tasks: Iterable[TaskRow]) -> int:
@@ -442,12 +447,6 @@ def _prompt_row(answer: Answer) -> Json:
         "messages": turn_rows(answer.prompt),
         "group": group,
         "details": details,
-    }
-
-
-def _response_row(answer: Answer) -> Json:
-    return {name: getattr(answer, name) for name in ("id", "prompt_id", *ORIGIN)} | {
-        "messages": turn_rows(answer.response),
     }
 
 

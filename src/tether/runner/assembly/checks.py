@@ -214,7 +214,7 @@ def _check_scorer(name: str, section: RewardedSection, folder: Path, model: Mode
         raise ConfigError(
             f"{name}.reward_source = {section.reward_source!r} needs a [{scorer}] section, or a "
             f"finished {scorer} stage in the run directory; or another reward_source: "
-            "function, classifier, verifiable"
+            "function, classifier, verifiable, environment"
             if section.reward_model is None
             else f"{name}.reward_model = {section.reward_model!r}: there is no trained reward model",
         )

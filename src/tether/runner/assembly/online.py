@@ -180,11 +180,7 @@ def prompts_of(section: OnlineSection, rows: Sequence[Record] | None) -> Sequenc
     """Prompts; of problems where their answers are to be checked, or of a reasoning-gym task."""
     if section.task is not None:
         return task_prompts(section.task)
-    return [_PROMPTS.get(type(row), _itself)(row) for row in rows or ()]
-
-
-def _itself(row: Prompt) -> Prompt:
-    return row
+    return [_PROMPTS[type(row)](row) if type(row) in _PROMPTS else row for row in rows or ()]
 
 
 def _before_reply(row: Demonstration) -> Prompt:

@@ -201,10 +201,9 @@ def _reads(
         if reader.describe() == encoder.describe():
             return None
         _LOG.info("%s reads prompts by its own chat template", config.model)
-        turns = _unchanged
 
     def reads(prompt: Prompt) -> tuple[int, ...]:
-        ids = reader.prompt(turns(prompt))
+        ids = reader.prompt(turns(prompt) if turns else prompt.messages)
         if len(ids) > room:
             raise DataError(
                 f"what the teacher reads for prompt {prompt.id or prompt.text[:40]!r} has "
@@ -220,10 +219,6 @@ def read_by(config: ReadingConfig) -> Callable[[Prompt], Conversation] | None:
     if config.call:
         return partial(_called, load_object(config.call, "call"))
     return partial(_with_system, config.system) if config.system else None
-
-
-def _unchanged(prompt: Prompt) -> Conversation:
-    return prompt.messages
 
 
 def _with_system(text: str, prompt: Prompt) -> Conversation:

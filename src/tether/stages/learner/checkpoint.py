@@ -89,7 +89,7 @@ class Checkpoints:
             return
         if not self.ranks.first:
             return
-        if not _room_for(tensors):
+        if machine_memory().available <= ROOM * _size(tensors):
             save_checkpoint(self.folder, step, tensors, values, keep=self.keep)
             return
         copies = {key: value.detach().to("cpu", copy=True) for key, value in tensors.items()}
@@ -312,10 +312,6 @@ def _damaged(path: Path, error: Exception) -> str:
 
 def _size(tensors: Tensors) -> int:
     return sum(local(value).numel() * value.element_size() for value in tensors.values())
-
-
-def _room_for(tensors: Tensors) -> bool:
-    return ROOM * _size(tensors) < machine_memory().available
 
 
 def _not_finite(step: int, tensors: Tensors, folder: Path) -> str:

@@ -46,16 +46,24 @@ def short_method(stage: SubRun) -> str:
 
 
 def title(journey: Journey) -> str:
-    """The method of what was trained last: a policy, else what a supervised stage made."""
+    """The method of what was trained last, a policy or what a supervised stage made, and the model
+    as the recipe names it.
+    """
     made = [journey.stage(*kinds) for kinds in (("direct", "rounds"), ("reward",), ("sft",))]
     last = next((stage for stage in (*journey.arms[:1], *made) if stage.name), None)
-    return (
-        method_name(last)
-        if last
-        else NAMES["pairs"]
-        if journey.stage("pairs").name
-        else NAMES["evaluate"]
-    )
+    other = "pairs" if journey.stage("pairs").name else "evaluate"
+    method = method_name(last) if last else NAMES[other]
+    return " of ".join(filter(None, (method, Path(_source(_models(journey)[::-1])).name)))
+
+
+def _models(journey: Journey) -> list[Row]:
+    """What is noted of the models of all stages, the recipe's last."""
+    stages = (*journey.stages, journey.own)
+    return [mapping(one, "model") for one in (*(one.manifest for one in stages), journey.recipe)]
+
+
+def _source(models: Sequence[Row]) -> str:
+    return next((str(one["source"]) for one in models if one.get("source")), "")
 
 
 def price(own: SubRun, stages: Iterable[SubRun]) -> str:
@@ -80,9 +88,6 @@ def facts(journey: Journey, run: Path) -> list[tuple[str, list[str]]]:
     manifests = [
         manifest for stage in (*stages, journey.own) if (manifest := mapping(stage.manifest))
     ]
-    models = [mapping(manifest, "model") for manifest in manifests] + [
-        mapping(journey.recipe, "model"),
-    ]
     seeds = [
         seed
         for stage in (journey.own, *stages)
@@ -93,11 +98,11 @@ def facts(journey: Journey, run: Path) -> list[tuple[str, list[str]]]:
         default="",
     )
     rows = (
-        ("model", [next((str(model["source"]) for model in models if model.get("source")), "")]),
+        ("model", [_source(_models(journey))]),
         ("method", [" → ".join(dict.fromkeys(short_method(stage) for stage in stages))]),
         ("data", [line for stage in stages for line in _data(stage)]),
         ("date", [started.replace("T", " ").replace("Z", " UTC")]),
-        ("machine", [_machine(manifests[0], models)] if manifests else []),
+        ("machine", [_machine(manifests[0], _models(journey))] if manifests else []),
         ("versions", [_versions(manifests[0])] if manifests else []),
         ("seed", list(dict.fromkeys(str(seed) for seed in seeds))),
         ("run", [str(run)]),
@@ -154,15 +159,8 @@ def _machine(manifest: Row, models: Sequence[Row]) -> str:
         "",
     )
     size = (f"{cores} cores" if cores else "", f"{memory / 1e9:.0f} GB" if memory else "")
-    return " · ".join(
-        map(
-            str,
-            filter(
-                None,
-                (manifest.get("processor") or manifest.get("platform"), *size, device, dtype),
-            ),
-        ),
-    )
+    parts = (manifest.get("processor") or manifest.get("platform"), *size, device, dtype)
+    return " · ".join(str(one) for one in parts if one)
 
 
 def _versions(manifest: Row) -> str:

@@ -106,14 +106,17 @@ def doubts(journey: Journey) -> Iterator[str]:
                 total=ended["total"],
                 minutes=ended["minutes"],
             )
-        if steps := finite(stage.summary, "steps_left_out"):
-            yield WARNS["updates"].format(stage=stage.title, steps=steps)
-        if any(finite(stage.summary, key) == 0 for key in HELD_OUT):
-            yield WARNS["held-out-none"].format(stage=stage.title)
+        counts = {
+            "episodes": journey.stage("verdict").name and stage.settings.get("environment"),
+            "updates": finite(stage.summary, "steps_left_out"),
+            "held-out-none": any(finite(stage.summary, key) == 0 for key in HELD_OUT),
+            "rows": finite(stage.summary, "quarantine", "count"),
+        }
+        for name, count in counts.items():
+            if count:
+                yield WARNS[name].format(stage=stage.title, count=count)
         if words := not_trained(stage):
             yield f"{stage.title}: {words}"
-        if rows := finite(stage.summary, "quarantine", "count"):
-            yield WARNS["rows"].format(stage=stage.title, rows=rows)
 
 
 def not_trained(stage: SubRun) -> str:

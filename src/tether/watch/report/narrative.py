@@ -57,9 +57,7 @@ HEADLINES = {
 """Tone and words after the numbers by what a comparison shows (`stats.shown_difference`), and
 `sharper` by the control of decoding (`evaluation.decoding.verdict`).
 """
-AT_BEST = ", each at its best temperature"
 AT_ONE = ", both at one temperature"
-UNJUDGED = "Not judged by {judge}"
 REWARDED = {1: "it rose", 0: "no clear change", -1: "it fell"}
 """The same without gold: of the training's own reward."""
 RANKED = {
@@ -181,7 +179,7 @@ def _verdict(
     numbers = f"{'wins' if even else 'right answers'} {share}" if share else ""
     if gain and (not numbers or shown in ("higher", "lower")):
         numbers += f"{', ' * bool(numbers)}mean score {bracketed(gain, signed)}"
-    where = AT_BEST if control else AT_ONE
+    where = ", each at its best temperature" if control else AT_ONE
     text = f"{numbers}{where}: {words}" if numbers else words
     return tone, text[:1].upper() + text[1:]
 
@@ -205,7 +203,7 @@ def _opening(
     words = " ".join(filter(None, ("Reward", bracketed(moved, signed))))
     words = f"{words}: {REWARDED[side(moved, 0)]}"
     if journey.asked_for_gold:
-        words = UNJUDGED.format(judge=judge)
+        words = f"Not judged by {judge}"
     return ("open", words), heldout is None
 
 

@@ -17,7 +17,6 @@ from tether.watch.report.about import GOLD_JUDGE, Judge
 from tether.watch.report.numbers import SENTENCES, thousands
 from tether.watch.report.reading import SubRun, finite, listed, mapping, printable, turn_texts
 
-TOKEN_NUMBERS = ("kl", "value", "advantage")
 MOST = 3_500_000
 """Characters of the page that rollouts may take."""
 
@@ -70,7 +69,7 @@ def _tokens(row: Row) -> Row | None:
     texts = [printable(text, 60) for text in listed(tokens, "tokens")]
     numbers = {
         name: [finite(value) for value in listed(tokens, name)]
-        for name in TOKEN_NUMBERS
+        for name in ("kl", "value", "advantage")
         if len(listed(tokens, name)) == len(texts)
     }
     counted = finite(tokens, "counted")

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("tether.evaluation")
 _FUNCTION = re.compile(r"!function\s+([\w.]+)")
-_INCLUDED = re.compile(r"^include:\s*(\S+)", re.M)
 LONGEST_ANSWER = 256
 """Tokens of an answer whose task names no number, as lm-eval has it."""
 MICRO_BATCH_TOKENS = 2048
@@ -112,7 +111,7 @@ def _functions(file: Path, read: set[Path]) -> Iterator[str]:
     read.add(place)
     text = place.read_text(encoding="utf-8", errors="replace")
     yield from _FUNCTION.findall(text)
-    for name in _INCLUDED.findall(text):
+    for name in re.findall(r"^include:\s*(\S+)", text, re.M):
         yield from _functions(place.parent / name.strip("'\""), read)
 
 
