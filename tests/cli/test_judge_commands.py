@@ -87,6 +87,17 @@ def test_a_local_model_judges_and_is_not_asked_twice(project):
     assert list(read("labels.jsonl", Comparison)) == labels[:4]
 
 
+def test_files_of_one_name_are_all_labelled(project):
+    (project / "sub").mkdir()
+    rows = (project / "pairs.jsonl").read_text()
+    (project / "sub/pairs.jsonl").write_text(rows.replace("question", "other question"))
+    files = ("judge", "tiny", "sub/pairs.jsonl", "pairs.jsonl", "-o", "labels.jsonl")
+    result, shown = tether(*files, "--rubric", "rubric.md")
+    assert result.exit_code == 0, result.output
+    assert len(list(read("labels.jsonl", Comparison, strict=True))) == 12
+    assert "pairs.jsonl (2)" in shown
+
+
 def test_reasons_come_before_verdicts_where_they_are_asked_for(project, serve):
     server = serve(
         lambda request, number: (

@@ -83,6 +83,38 @@ class Random:
         return None, random.random(), True
 
 
+class Holds:
+    """Holds something until it is closed, and draws a game."""
+
+    def reset(self, task):
+        import numpy as np
+
+        self.mark = Path(task["marks"]) / str(time.monotonic_ns())
+        self.mark.touch()
+        return f"{random.random()} {np.random.randint(10**6)}"
+
+    def step(self, message):
+        return None, 1.0, True
+
+    def close(self):
+        self.mark.unlink()
+
+
+class Helped:
+    """Has tether's two methods, and helpers that other libraries' environments have too."""
+
+    def load(self):
+        raise NotImplementedError
+
+    init = exchange = get_observation = score_answer = load
+
+    def reset(self, task):
+        self.number = task["seed"]
+
+    def step(self, message):
+        return None, float(self.number), True
+
+
 def textarena_guess():
     import textarena
 

@@ -143,6 +143,42 @@ def test_what_one_does_in_its_process_reaches_no_other():
     assert not failures and len({*scores.values()}) == 1
 
 
+@pytest.mark.parametrize("processes", [False, True])
+def test_what_an_environment_holds_is_closed_at_the_end_of_its_episode(tmp_path, processes):
+    environments = made("Holds", processes=processes)
+    environments.begin(prompts(range(4), marks=str(tmp_path)))
+    assert len([*tmp_path.iterdir()]) == 4
+    environments.step({n: Message("assistant", "go") for n in range(4)})
+    environments.end()
+    for _ in range(200):
+        if not [*tmp_path.iterdir()]:
+            break
+        time.sleep(0.05)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_processes_of_one_task_draw_alike_and_those_of_two_do_not(tmp_path):
+    environments = made("Holds", processes=True)
+    first = {n: Prompt((Message("user", "Play."),), row={"seed": n // 2, "marks": str(tmp_path)})
+             for n in range(4)}  # fmt: skip
+    one, same, other, _ = (turns[-1].content for turns in environments.begin(first).values())
+    environments.end()
+    assert one == same != other
+    assert environments.begin({0: first[0]})[0][-1].content == one  # another step, the same game
+    environments.end()
+
+
+def test_one_with_the_two_methods_is_itself_whatever_helpers_it_has():
+    environments = made("Helped")
+    environments.begin(prompts([3]))
+    assert environments.step({3: Message("assistant", "go")})[3].reward == 3.0
+
+
+def test_processes_for_servers_as_tools_are_refused():
+    with pytest.raises(ValueError, match="processes is for environments without servers as tools"):
+        EnvironmentConfig(tools=("mcp:python server.py",), processes=True)
+
+
 def test_a_server_of_openenv_plays_by_its_socket():
     pytest.importorskip("openenv")
     pytest.importorskip("websockets")

@@ -92,7 +92,10 @@ def test_measurements_are_judged_by_the_known_answer():
     [
         ({"reward_source": "majority"}, "compares checked answers"),
         ({"reward_source": "majority", "samples_per_prompt": 2}, "samples_per_prompt = 3 or more"),
-        ({"reward_source": "majority", "verifiable": {"kind": "code"}}, "cannot compare two programs"),
+        (
+            {"reward_source": "majority", "verifiable": {"kind": "code"}},
+            "cannot compare two programs",
+        ),
     ],
 )
 def test_settings_without_a_majority_are_refused(section, sentence):

@@ -3,6 +3,7 @@ refused.
 """
 
 import random
+from dataclasses import replace
 
 import pytest
 from tokenizers import Tokenizer, decoders, pre_tokenizers
@@ -11,6 +12,8 @@ from transformers import PreTrainedTokenizerFast
 
 import tether
 from tether.core.errors import ModelError
+from tether.core.types import Prompt, Rollout, Sampling, Score, StopReason, assistant, user
+from tether.data.chat import ChatEncoder
 from tether.models.tiny import SPECIAL, TEMPLATE, tiny_model, tiny_tokenizer
 from tether.rewards.learned import LearnedReward, TextReward
 from tether.runner.assembly.rewards import learned_reward
@@ -89,6 +92,37 @@ def assert_scores_are_of_the_texts(run, judge):
     assert len(scored) >= 3
     for used, value in scored:
         assert used == pytest.approx(value, abs=1e-3)
+
+
+def test_fewer_tokens_than_the_policy_wrote_and_all_turns_are_read():
+    """A reward model whose tokenizer has one id for two of the policy's; an episode is read whole."""
+    seen = []
+
+    class Source:
+        name = "seen"
+
+        def score(self, rollouts):
+            seen.extend(rollouts)
+            return [Score(1.0)] * len(rollouts)
+
+    reader = ChatEncoder(tiny_tokenizer(), (1,), TEMPLATE)
+    long = Rollout(
+        prompt=Prompt((user("q"),)),
+        prompt_ids=(5,),
+        response_ids=tuple(range(20, 60)),
+        logprobs=(),
+        stop_reason=StopReason.STOP_TOKEN,
+        text="ab",
+        sample_index=0,
+        policy_version=0,
+        sampling=Sampling(max_new_tokens=64),
+    )
+    turns = (assistant("one"), user("and?"), assistant("two"))
+    episode = replace(long, text="two", turns=turns, spans=((0, 10), (20, 40)), forks=(20,))
+    assert [one.value for one in TextReward(Source(), reader).score([long, episode])] == [1.0, 1.0]
+    assert len(seen[0].response_ids) < 40 and seen[0].spans == ((0, len(seen[0].response_ids)),)
+    read = reader.decode(seen[1].prompt_ids + seen[1].response_ids)
+    assert read.index("one") < read.index("and?") < read.index("two") and not seen[1].forks
 
 
 def test_answers_are_scored_as_the_reward_model_reads_them(judge, tmp_path):

@@ -10,7 +10,7 @@ import torch
 from benchmarks.templates import Published, published
 
 from tether.core.errors import DataError
-from tether.core.types import Prompt, Sampling, Score, StopReason, user
+from tether.core.types import Message, Prompt, Sampling, Score, StopReason, user
 from tether.data.chat import ChatEncoder
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
@@ -207,6 +207,31 @@ def test_a_cut_reply_ends_the_episode_without_an_invented_end():
         assert rollout.outcome.value == 2
 
 
+def test_an_environment_reads_as_much_of_a_reply_as_there_was_room_for():
+    heard = []
+
+    class Listens(Echo):
+        def step(self, message):
+            heard.append(message["content"])
+            return super().step(message)
+
+    engine, _ = episodes(Listens, "a" * 40 + " right", limits=EpisodeLimits(tokens=8))
+    for rollout in play(engine):
+        assert rollout.text == "a" * 8 and len(rollout.response_ids) == 8
+    assert heard == ["a" * 8] * 2
+
+
+def test_an_episode_ends_where_no_reply_would_fit_the_context():
+    """Engines refuse a request that may grow beyond it."""
+    for room, turns in ((200, 3), (75, 1)):
+        engine, script = episodes(Echo, "a", "b", "c")
+        engine.context_length = room
+        for rollout in play(engine):
+            assert len(rollout.spans) == turns
+        longest = max(len(row) for rows in script.rows for row in rows)
+        assert longest + SAMPLING.max_new_tokens <= room
+
+
 def test_words_that_do_not_fit_end_the_episode():
     class Long(Echo):
         def step(self, message):
@@ -355,6 +380,34 @@ def test_a_fresh_environment_is_led_to_where_the_other_failed():
     assert len(made) == 4
 
 
+def test_an_environment_that_answers_too_late_gets_no_reply_twice():
+    """The late answer comes while a fresh environment begins."""
+    heard = []
+
+    class Late(Echo):
+        made = 0
+
+        def __init__(self):
+            type(self).made += 1
+            self.number = self.made
+            self.words = []
+            heard.append(self.words)
+
+        def reset(self, task):
+            super().reset(task)
+            time.sleep(0.6 * (self.number > 1))
+
+        def step(self, message):
+            self.words.append(message["content"])
+            time.sleep(1.2 * (self.number == 1))
+            return super().step(message)
+
+    pool = EnvironmentThreads(Late, time_limit=1.0)
+    pool.begin({0: TASKS[0]})
+    assert pool.step({0: Message("assistant", "a")})[0].messages[0].content == "you said a"
+    assert heard == [["a"], ["a"]]
+
+
 def test_surrogates_reach_no_tokenizer():
     class Broken(Echo):
         def step(self, message):
@@ -486,7 +539,10 @@ def test_a_template_without_calls_is_refused():
         episodes(lambda: ToolEnvironment([add]), "a", tools=schemas([add]))
 
 
-def test_a_kept_conversation_draws_what_one_read_anew_does(monkeypatch):
+@pytest.mark.parametrize(("tokens", "reply"), [(200, 16), (90, 64)])
+def test_a_kept_conversation_draws_what_one_read_anew_does(monkeypatch, tokens, reply):
+    """Also where the last reply is longer than what the episode may still have."""
+
     class Forever(Echo):
         def step(self, message):
             return f"go on {len(message['content'])}", 0.0, False
@@ -495,16 +551,16 @@ def test_a_kept_conversation_draws_what_one_read_anew_does(monkeypatch):
         local = LocalEngine(Role(tiny_model(1)), encoder())
         with torch.no_grad():
             local.role.causal_model.get_output_embeddings().weight[1] *= 3
-        limits = EpisodeLimits(turns=5, tokens=200)
+        limits = EpisodeLimits(turns=5, tokens=tokens)
         engine = EpisodeEngine(local, EnvironmentThreads(Forever), local.encoder, limits)
         how = {"num_samples": 8, "seed": 3}
-        groups = engine.generate(TASKS, Sampling(max_new_tokens=16), **how)
+        groups = engine.generate(TASKS, Sampling(max_new_tokens=reply), **how)
         return [r for group in groups for r in group.rollouts]
 
     kept = played()
     monkeypatch.setattr(talk, "rows_that_fit", lambda *_: 0)
     anew = played()
-    assert max(len(r.spans) for r in kept) == 5
+    assert max(len(r.spans) for r in kept) > 2
     for one, other in zip(kept, anew, strict=True):
         assert one.response_ids == other.response_ids and one.spans == other.spans
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)

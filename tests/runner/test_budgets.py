@@ -13,9 +13,11 @@ from tether.cli.tools.doctor_run import examine_run
 from tether.core.budget import TimeLimit
 from tether.core.errors import ConfigError
 from tether.runner.assembly.data.fitting import has_time
-from tether.runner.budgets import Budgets
+from tether.runner.budgets import Budgets, seconds_of
+from tether.runner.call import recipe_of
 from tether.runner.jobs import expand
 from tether.runner.run import run_recipe
+from tether.runner.start import start_run
 from tether.settings.reading import build
 from tether.settings.recipe import Recipe
 from tether.watch.monitoring.doctor import Finding
@@ -273,6 +275,35 @@ def test_a_budget_of_the_whole_run_is_divided_before_each_stage(tmp_path):
     assert budgets.limit(jobs["grpo"]).seconds == 120.0  # its own is smaller than 290 * 2 / 3
     clock.now += 130.0
     assert budgets.limit(jobs["evaluate"]).seconds == pytest.approx(160.0)
+
+
+def test_a_budget_of_one_call_is_none_of_the_next(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [{"prompt": f"q{n}", "response": "a"} for n in range(4)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sft = {"data": {"path": "rows.jsonl"}, "epochs": 1, "heldout_fraction": 0.0}
+    made = recipe("run", sft=sft, budget=5.0)
+    start_run(made, ["sft"], lambda title: lambda *_: None, began=time.monotonic())
+    later = recipe_of("dpo", "run", pairs_file(tmp_path), where="tether.dpo")
+    assert later.budget is None and later.sft is not None and made.budget is not None
+
+
+def test_each_combination_of_a_sweep_has_the_whole_budget_of_a_stage(tmp_path):
+    values = grpo(tmp_path, tmp_path / "run", budget=2.0).model_dump(exclude_unset=True)
+    swept = build(Recipe, {**values, "sweep": {"grpo.kl.coefficient": [0.0, 0.1, 0.2]}})
+    results = started(swept, Clock())
+    assert [one["steps"] for one in results.values()] == [13, 13, 13]
+
+
+def test_finished_members_of_a_killed_reward_model_have_spent_their_time(tmp_path):
+    section = {"data": pairs_file(tmp_path), "epochs": 8, "prompts_per_update": 8, "members": 2}
+    values = {"reward": {**section, "budget": 2.0}}
+    clock = Clock()
+    with pytest.raises(Killed):
+        started(recipe(tmp_path / "run", **values), clock, lives=9)
+    assert (tmp_path / "run/reward/member-0/summary.json").is_file()
+    each = [seconds_of(tmp_path / f"run/reward/member-{number}") for number in (0, 1)]
+    assert seconds_of(tmp_path / "run/reward") == sum(each) > each[1] > 0
 
 
 def test_the_time_of_earlier_starts_counts_in_a_whole_runs_budget(tmp_path):

@@ -174,6 +174,13 @@ def test_replies_of_the_rows_are_learned_where_nothing_is_sampled(folder):
         ({"teacher": {"model": "run", "follow": 0.9}}, "moves a copy"),
         ({"teacher": {"model": "start", "follow": 0.9}, "roles": "separate"}, "shared"),
         ({"teacher": {"addresses": ["http://x"]}, "temperature": 0.7}, "temperature = 1"),
+        (
+            {
+                "teacher": {"addresses": ["http://x"]},
+                "environment": {"call": "x.py:X", "history": "template"},
+            },
+            "reads answers whole",
+        ),
     ],
 )
 def test_what_has_no_effect_is_refused_before_anything_runs(folder, settings, words):

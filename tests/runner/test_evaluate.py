@@ -1,6 +1,7 @@
 """Comparing policies with their start: the judges that there may be, and what is refused."""
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,6 +16,7 @@ from tether.core.errors import ConfigError, RewardError
 from tether.core.types import Score
 from tether.evaluation import length_controlled
 from tether.runner.assembly import judges
+from tether.runner.methods.evaluate import opening
 from tether.runner.run import run_recipe
 from tether.watch.report.narrative import control_of
 from tether.watch.report.page import write_report
@@ -136,6 +138,39 @@ def test_answers_belong_to_the_weights_that_gave_them(tmp_path, own, monkeypatch
     assert "direct: of other weights" in caplog.text
     monkeypatch.setattr("tether.runner.methods.evaluate.load_policy", None)
     assert compared(tmp_path / "run", own, judge)["num_prompts"] == again["num_prompts"]
+
+
+def test_answers_belong_to_the_prompts_that_were_asked(tmp_path, own, caplog):
+    """Prompts that were edited behind a comparison that was not finished."""
+    (tmp_path / "mine.py").write_text(
+        "def length(prompts, responses):\n    return [float(len(r)) for r in responses]\n",
+    )
+    judge = {"call": f"{tmp_path}/mine.py:length"}
+    mine = (*own[:2], numbered_prompts(tmp_path))
+    compared(tmp_path / "run", mine, judge)
+    (tmp_path / "run/evaluate/summary.json").unlink()
+    path = Path(mine[2]["path"])
+    path.write_text(path.read_text().replace("number", "other", 3))
+    compared(tmp_path / "run", mine, judge)
+    assert "before: of other weights or prompts" in caplog.text
+    first = json.loads((tmp_path / "run/evaluate/before/answers.json").read_text())
+    fresh = compared(tmp_path / "fresh", mine, judge)
+    again = json.loads((tmp_path / "fresh/evaluate/before/answers.json").read_text())
+    assert first["texts"] == again["texts"] and fresh
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("Привет, мир", "привет"),
+        ("你好 吗", "你好"),
+        ("Été chaud", "été"),
+        ("I'm here", "i'm"),
+        ("12", ""),
+    ],
+)
+def test_an_opening_is_a_word_of_any_script(text, word):
+    assert opening(text) == word
 
 
 def test_answers_have_a_length_where_no_stage_samples(tmp_path, own, caplog):

@@ -267,6 +267,16 @@ def test_people_are_waited_for_and_their_labels_are_taken(tmp_path):
     assert collected(root, **asked)[0] == summary
 
 
+def test_people_are_not_asked_again_where_the_run_has_moved(tmp_path):
+    path = tmp_path / "prefs.db"
+    asked = {"judge": "people", "store": str(path)}
+    with pytest.raises(WaitingError):
+        run_recipe(collection(tmp_path / "run", **asked))
+    judged_by(path, "Ada", opinion=lambda *_: True)
+    (tmp_path / "run").rename(tmp_path / "elsewhere")
+    assert collected(tmp_path / "elsewhere", **asked)[0]["num_pairs"] == 12
+
+
 @pytest.mark.parametrize(
     ("how", "low", "high"),
     [("majority", 1.0, 1.0), ("soft", 0.66, 0.67), ("dawid-skene", 0.8, 1.0)],

@@ -5,6 +5,7 @@ on.
 import json
 import re
 import shutil
+import time
 from collections import Counter
 
 import pytest
@@ -12,6 +13,7 @@ from rich.console import Console
 from tests.runner.journeys import DIRECT, FEW, journey, lines
 
 from tether.api.runs import Run
+from tether.cli.journeys import _stages
 from tether.cli.terminal.results import show_run
 from tether.core.errors import ConfigError
 from tether.quickstart import judges
@@ -246,6 +248,13 @@ def test_the_terminal_tells_every_round(finished, capsys):
     headline = r"2 rounds, \d+ labels: "
     assert re.search(headline, words) and "gold per 100 labels" in words
     assert re.search(headline, Run(root)._repr_html_())  # as a notebook shows it
+
+
+def test_the_terminal_shows_rounds_that_nobody_compares(tmp_path, monkeypatch, capsys):
+    made = journey(tmp_path / "run", repeat=1)
+    monkeypatch.chdir(tmp_path)
+    _stages(made, ["sft", "pairs", "reward"], time.monotonic(), ["run", "loop.toml"])
+    assert "reward" in capsys.readouterr().out
 
 
 def test_a_folder_of_rounds_as_they_lay_before_still_gives_a_page(finished, tmp_path):

@@ -15,6 +15,7 @@ from tether.cli.terminal.bars import FINISHED, bars, starting
 from tether.cli.terminal.console import Terminal, print_line, show_table
 from tether.core.command import command_line
 from tether.core.errors import ConfigError, RunError, memory_error
+from tether.core.rundir import stage_folder
 from tether.settings.reading import as_toml, is_override, packaged_recipes
 from tether.settings.stages import STAGES, method_stage
 from tether.settings.synonyms import METHODS
@@ -213,7 +214,7 @@ def _begin(
     from tether.runner.assembly.launching import submit
 
     command = [
-        str(Path(word).resolve()) if word.endswith(".toml") else word
+        str(Path(word).resolve()) if word.endswith(".toml") and not is_override(word) else word
         for word in given
         if not word.startswith("on=")
     ]
@@ -332,7 +333,7 @@ def _stages(
         last = [name for name in chosen if config.kind(name).answers][-1:]
         for name in chosen:
             how = to_judge(root) if [name] == last else ""
-            show_stage(console, root / name, results[name], how)
+            show_stage(console, stage_folder(root, name), results[name], how)
     print_line(f"Report: {page}")
     waiting = [name for name in left if name not in chosen]
     again = []

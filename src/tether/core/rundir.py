@@ -266,7 +266,7 @@ class RunDirectory:
             if changes := run._changes(config, now):
                 raise RunError(
                     f"{run.path} holds a run of another config: "
-                    f"{'; '.join(map(_change, changes[:5]))}. "
+                    f"{'; '.join(f'{key} was {old!r} and is now {new!r}' for key, old, new in changes[:5])}. "
                     "Choose another run directory with run=PATH, or delete this one and what "
                     "stands on it.",
                 )
@@ -424,11 +424,6 @@ def _settings(config: Facts, **options: JsonValue) -> JsonValue:
         if hasattr(value, "model_dump")
     }
     return redact_addresses(json.loads(_json({**config, **dumped})))
-
-
-def _change(change: Change) -> str:
-    key, old, new = change
-    return f"{key} was {old!r} and is now {new!r}"
 
 
 def _differences(

@@ -400,7 +400,8 @@ class _File:
                 )
         finally:
             if named and self.num_records > before:
-                self._unused(cells)
+                for quarantine in filter(None, (self.bad, self.quarantine)):
+                    quarantine.unused.update(cells.unused())
 
     def _check_names(self, unread: Iterable[str]) -> None:
         """Refuse a name that `columns` gives and that nothing reads.
@@ -421,11 +422,6 @@ class _File:
             if self.columns
             else {}
         )
-
-    def _unused(self, cells: Cells) -> None:
-        for quarantine in (self.bad, self.quarantine):
-            if quarantine is not None:
-                quarantine.unused.update(cells.unused())
 
     def _unique(self, name: str, place: str) -> str:
         """The name, with the place of its row if an earlier one has it."""

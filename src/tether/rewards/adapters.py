@@ -40,7 +40,7 @@ def _arguments(one: object, method: str) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(getattr(one, method)).parameters if hasattr(one, method) else {}
 
 
-def _seed(task: Json) -> int:
+def seed_of(task: Json) -> int:
     if isinstance(seed := task.get("seed"), int):
         return seed
     return zlib.crc32(json.dumps(task, sort_keys=True, default=str).encode())
@@ -102,7 +102,7 @@ class TextArena(Adapter):
     """A game of textarena for one player."""
 
     def reset(self, task: Json) -> JsonValue:
-        self.inner.reset(num_players=1, seed=_seed(task))
+        self.inner.reset(num_players=1, seed=seed_of(task))
         return _opening(task, self._observation())
 
     def step(self, message: Json) -> Step:
@@ -125,7 +125,7 @@ class Gymnasium(Adapter):
     """An environment with Gymnasium's five-tuple; a reply is its text, or the number of an action."""
 
     def reset(self, task: Json) -> JsonValue:
-        return _opening(task, self._words(self.inner.reset(seed=_seed(task))[0]))
+        return _opening(task, self._words(self.inner.reset(seed=seed_of(task))[0]))
 
     def step(self, message: Json) -> Step:
         action: Foreign = message["content"]
@@ -201,7 +201,7 @@ class OpenEnv(Adapter):
     """
 
     def reset(self, task: Json) -> JsonValue:
-        return _opening(task, self._words(self.inner.exchange("reset", {"seed": _seed(task)})))
+        return _opening(task, self._words(self.inner.exchange("reset", {"seed": seed_of(task)})))
 
     def step(self, message: Json) -> Step:
         names = [name for name in self.inner.fields if name != "metadata"]
@@ -224,7 +224,7 @@ class ReasoningGym(Adapter):
     """A data set of reasoning-gym: one question, and its own score of the reply."""
 
     def reset(self, task: Json) -> JsonValue:
-        self.entry = self.inner[_seed(task) % len(self.inner)]
+        self.entry = self.inner[seed_of(task) % len(self.inner)]
         return _opening(task, self.entry["question"])
 
     def step(self, message: Json) -> Step:
@@ -238,7 +238,7 @@ class Verifiers:
         self.tasks = [*inner.load()]
 
     def reset(self, task: Json) -> JsonValue:
-        self.task = self.tasks[int(task.get("idx", _seed(task))) % len(self.tasks)]
+        self.task = self.tasks[int(task.get("idx", seed_of(task))) % len(self.tasks)]
         data = self.task.data
         turns = data.prompt
         if isinstance(turns, str):
@@ -284,12 +284,16 @@ METHODS: Mapping[str, Callable[[Foreign], Foreign]] = {
 
 def adapted(environment: Foreign) -> Foreign:
     """An environment with tether's two methods; one that has them is itself."""
+    given = _arguments(environment, "reset")
+    needed = [name for name, one in given.items() if one.default is one.empty and one.kind < 2]
+    own = len(needed) == 1 and needed[0] not in ("seed", "num_players")
+    if own and hasattr(environment, "step"):
+        return environment
     for method, kind in METHODS.items():
         if hasattr(environment, method):
             return kind(environment)
     if "timeout_s" in _arguments(environment, "step"):
         return OpenEnv(OpenEnvHere(environment))
-    given = _arguments(environment, "reset")
     if "seed" in given:
         return Gymnasium(environment)
     takes_columns = any(p.kind is p.VAR_KEYWORD for p in given.values())

@@ -59,8 +59,7 @@ class _Player:
 
     make: Maker
     prompt: Prompt
-    replies: list[Message] = field(default_factory=list)
-    answers: list[Turn] = field(default_factory=list)
+    past: list[tuple[Message, Turn]] = field(default_factory=list)
     environment: UserEnvironment | None = None
 
     def begin(self) -> Conversation:
@@ -75,10 +74,7 @@ class _Player:
         return (*before, *messages_of(opening)) or self.prompt.messages
 
     def step(self, reply: Message) -> Turn:
-        turn = turn_of(settled(self._ready().step(reply.as_row())))
-        self.replies.append(reply)
-        self.answers.append(turn)
-        return turn
+        return turn_of(settled(self._ready().step(reply.as_row())))
 
     def finish(self) -> float | None:
         """The reward of an episode that a limit ended, if its environment has one."""
@@ -96,7 +92,7 @@ class _Player:
         if self.environment is None:
             self.begin()
             assert self.environment is not None
-            for reply, answer in zip(self.replies, self.answers, strict=True):
+            for reply, answer in self.past:
                 if turn_of(settled(self.environment.step(reply.as_row()))) != answer:
                     raise DataError("a fresh environment answers the same replies otherwise")
         return self.environment
@@ -130,12 +126,16 @@ class EnvironmentThreads:
         return self._tried({number: player.begin for number, player in self.players.items()})
 
     def step(self, replies: Mapping[int, Message]) -> dict[int, Turn | str]:
-        return self._tried(
+        turns = self._tried(
             {
                 number: lambda number=number, reply=reply: self.players[number].step(reply)
                 for number, reply in replies.items()
             },
         )
+        for number, turn in turns.items():
+            if isinstance(turn, Turn):
+                self.players[number].past.append((replies[number], turn))
+        return turns
 
     def end(self, cut: Sequence[int] = ()) -> dict[int, float | str | None]:
         rewards = self._tried({number: lambda n=number: self.players[n].finish() for number in cut})

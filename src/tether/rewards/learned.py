@@ -142,7 +142,7 @@ class TextReward:
     def _read(self, rollout: Rollout) -> Rollout | None:
         try:
             encoded = self.encoder.conversation(
-                (*rollout.prompt.messages, assistant(rollout.text)),
+                (*rollout.prompt.messages, *(rollout.turns or (assistant(rollout.text),))),
                 "last",
             )
         except DataError:
@@ -153,6 +153,8 @@ class TextReward:
             prompt_ids=encoded.ids[:length],
             response_ids=encoded.ids[length:],
             logprobs=(),
+            spans=(),
+            forks=(),
         )
 
 

@@ -1,5 +1,5 @@
 """Environments in processes of their own. What one does to random numbers, folders or memory reaches
-no other, and one that hangs can be ended.
+no other, and one that hangs can be ended. Those of one task draw alike from `random` and NumPy.
 
 A server loads the user's file once and forks a process for each episode.
 """
@@ -8,21 +8,26 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 from contextlib import suppress
 
+import numpy as np
+
 from tether.core.errors import DataError, error_words
 from tether.core.received import received
 from tether.core.types import Json, JsonValue
-from tether.rewards.adapters import ANSWER, Maker, fresh, maker_of
+from tether.rewards.adapters import ANSWER, Maker, fresh, maker_of, seed_of
 from tether.rewards.calling import settled
 from tether.settings.environment import EnvironmentConfig
 
 MOST_BYTES = 1_000_000
 """Of an answer."""
+CLOSING = 5.0
+"""Seconds in which an environment may close what it holds."""
 
 
 class EnvironmentProcess:
@@ -36,6 +41,8 @@ class EnvironmentProcess:
         if not (line := self.lines.readline()):
             raise DataError("the server of the environments' processes has ended")
         self.process = int(line)
+        self.waits = True
+        """For a request."""
 
     def reset(self, task: Json) -> JsonValue:
         return self._answer("reset", task)
@@ -47,7 +54,13 @@ class EnvironmentProcess:
         return self._answer("finish")
 
     def close(self) -> None:
-        """End the process, whatever it does, unless it has ended: its number may be another's then."""
+        """Have the environment close what it holds, if it waits, and end the process, whatever it
+        does, unless it has ended: its number may be another's then.
+        """
+        if self.waits:
+            self.socket.settimeout(CLOSING)
+            with suppress(DataError):
+                self._answer("close")
         with suppress(OSError):
             self.socket.setblocking(False)
             try:
@@ -59,6 +72,7 @@ class EnvironmentProcess:
         self.socket.close()
 
     def _answer(self, method: str, *values: Json) -> JsonValue:
+        self.waits = False
         try:
             self.socket.sendall(json.dumps([method, *values], default=str).encode() + b"\n")
             line = self.lines.readline(MOST_BYTES)
@@ -70,6 +84,7 @@ class EnvironmentProcess:
                 if line
                 else "the environment's process ended",
             )
+        self.waits = True
         answer = received(line, ANSWER)
         if "error" in answer:
             raise DataError(f"the environment raised {answer['error']}")
@@ -122,6 +137,8 @@ def play(make: Maker, connection: socket.socket) -> None:
         method, *values = json.loads(line)
         try:
             if method == "reset":
+                random.seed(seed := seed_of(*values))
+                np.random.seed(seed % 2**32)
                 environment = fresh(make, *values)
             answer = {"result": None}
             if hasattr(environment, method):

@@ -118,6 +118,8 @@ class EpisodeEngine:
     limits: EpisodeLimits
     _: KW_ONLY
     context_length: int = 2**31
+    longest: int = 0
+    """Context that leaves room for a reply, in tokens."""
 
     def __post_init__(self) -> None:
         tools = self.environments.tools
@@ -140,6 +142,7 @@ class EpisodeEngine:
             DataError: a prompt and its first reply do not fit the model's context.
         """
         self.policy_version = self.engine.policy_version
+        self.longest = self.context_length - sampling.max_new_tokens
         progress = how.pop("progress", None)
         num_samples = how.get("num_samples", 1)
         episodes = [
@@ -217,7 +220,7 @@ class EpisodeEngine:
         for number, drawn in replies.items():
             episode = episodes[number]
             episode.write(drawn, self._room(episode))
-            episode.text = self.encoder.decode(drawn.ids)
+            episode.text = self.encoder.decode(episode.ids[slice(*episode.spans[-1])])
             if episode.failure:
                 answers[number] = episode.failure
                 continue
@@ -278,7 +281,7 @@ class EpisodeEngine:
         anew = self._rewritten(episode.context + ids, talk)
         episode.forks += (len(episode.ids),) * bool(anew)
         episode.ids += anew or ids
-        if self._room(episode) <= 0:
+        if self._room(episode) <= 0 or len(episode.context) > self.longest:
             episode.ids, episode.forks = before
             episode.end = StopReason.FULL
             return False

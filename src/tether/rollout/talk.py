@@ -40,12 +40,12 @@ def talk_with(engine: TokenEngine, draws: Draws, room: int) -> Talk:
     """Conversations that begin with rows of prompt ids.
 
     Args:
-        room: tokens that a conversation may have behind its prompt; 0: what it had before may
-            change.
+        room: tokens that a conversation may have behind its prompt before its last reply, which may
+            be longer; 0: what it had before may change.
     """
     if room and isinstance(engine, LocalEngine) and engine.in_step is None:
         count = len(draws.rows) * draws.num_samples
-        capacity = max(map(len, draws.rows)) + room + 1
+        capacity = max(map(len, draws.rows)) + room + draws.sampling.max_new_tokens
         if rows_that_fit(engine.role.causal_model, capacity, count, engine.allowed) == count:
             return _KeptTalk(engine, draws, capacity)
     return _ReadTalk(engine, draws)

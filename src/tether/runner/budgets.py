@@ -131,4 +131,5 @@ def seconds_of(folder: Path) -> float:
         return float(fitting["spent"])
     whole = complete_checkpoints(folder / "checkpoints")
     values = read_json(whole[-1] / "state.json") if whole else {}
-    return float(values.get(BUDGET, {}).get("spent", 0.0))
+    spent = values.get(BUDGET, {}).get("spent")
+    return float(spent or sum(map(seconds_of, folder.glob("*-[0-9]*"))))

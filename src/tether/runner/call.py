@@ -62,7 +62,7 @@ def recipe_of(
     others = {
         key: value
         for key, value in before.items()
-        if key not in ("run", "track", "deterministic", kind.name)
+        if key not in ("run", "track", "deterministic", "budget", kind.name)
     }
     base = before["model"] if model == str(root) and before else model_of(model)
     if before and base != before["model"]:

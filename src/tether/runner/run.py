@@ -77,14 +77,16 @@ def run_in_turn(launch: Launch) -> Json:
     of the combination.
     """
     results: Json = {}
+    began = launch.began
     with launch.ranks() as ranks:
         for jobs in by_run(launch.jobs):
-            budgets = Budgets(jobs, launch.clock, launch.began, launch.recipe.budget)
+            budgets = Budgets(jobs, launch.clock, began, launch.recipe.budget)
             for job in jobs:
                 with limited_by(budgets.limit(job)):
                     results[launch.key(job)] = run_job(job, launch.progress, ranks, launch.root)
             if ranks.first:
                 write_totals(jobs)
+            began = launch.clock()
     return results
 
 

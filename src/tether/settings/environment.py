@@ -73,6 +73,8 @@ class EnvironmentConfig(EpisodeLimits):
     def faults(self) -> Iterator[str]:
         if (self.call is None) == (not self.tools):
             yield "an environment is a class (call) or functions (tools): give one of both"
+        if self.processes and any(tool.startswith("mcp:") for tool in self.tools):
+            yield "processes is for environments without servers as tools (mcp:), which are processes"
 
 
 def episode_faults(

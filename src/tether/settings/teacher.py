@@ -156,7 +156,11 @@ class TaughtConfig(Config):
     def faults(self) -> Iterator[str]:
         if self.divergence == "jsd" and not self.jsd_beta:
             yield "jsd_beta = 0 is no divergence: set divergence = 'forward'"
-        if self.divergence != "token" and any(one.addresses for one in self.teacher):
+        served = any(one.addresses for one in self.teacher)
+        environment = vars(self).get("environment")
+        if served and environment and environment.history == "template":
+            yield "a teacher's server reads answers whole: set environment.history = 'sampled'"
+        if self.divergence != "token" and served:
             yield (
                 f"divergence = {self.divergence!r} needs a teacher's whole distribution, and a "
                 "server gives that of the written tokens: set divergence = 'token'"

@@ -61,7 +61,8 @@ def bench_rewards(
     for file in files:
         quarantine = Quarantine(keep=0)
         rows = load_rows(DataConfig(path=file, format=format, limit=limit), Comparison, quarantine)
-        name = Path(file).name if Path(file).name not in results else file
+        name = Path(file).name
+        name = f"{file} ({len(results) + 1})" if name in results else name
         pairs, skipped = encode_rows(rows, partial(_sides, encoder=encoder, max_length=max_length))
         fitting = [row for row, _ in pairs]
         rollouts = [side for _, sides in pairs for side in sides]

@@ -180,7 +180,7 @@ def prompts_of(section: OnlineSection, rows: Sequence[Record] | None) -> Sequenc
     """Prompts; of problems where their answers are to be checked, or of a reasoning-gym task."""
     if section.task is not None:
         return task_prompts(section.task)
-    return [_PROMPTS[type(row)](row) if type(row) in _PROMPTS else row for row in rows or ()]
+    return [_PROMPTS[type(row)](row) for row in rows or ()]
 
 
 def _before_reply(row: Demonstration) -> Prompt:
@@ -190,6 +190,7 @@ def _before_reply(row: Demonstration) -> Prompt:
 
 
 _PROMPTS: dict[type, Callable[..., Prompt]] = {
+    Prompt: lambda row: row,
     Problem: problem_prompt,
     Demonstration: _before_reply,
 }

@@ -33,6 +33,7 @@ from tether.core.rundir import (
     write_jsonl,
 )
 from tether.core.types import Facts, Json, Metrics, Prompt, Rollout, Sampling, Score
+from tether.data.formats.fields import prompt_digest
 from tether.data.seen import shared_prompts
 from tether.evaluation.decoding import control, other_temperatures
 from tether.evaluation.held_out import answers_at, column_figures, scores_by_part
@@ -186,6 +187,7 @@ class _Sides:
         self.sampling = sampling
         self.fitting = fitting
         self.distinct = prompts
+        self.asked = digest([prompt_digest(prompt.messages) for prompt in prompts])
         self._scores: dict[tuple[str, ...], list[Score]] = {}
         self.suite: Suite | None = None
         self.steps = 0
@@ -214,9 +216,10 @@ class _Sides:
         source = policy or start_model.source
         weights = weights_of(source)
         path = folder / "answers.json"
-        if drawn_from(folder) != weights:
-            if path.is_file():
-                _LOG.warning("%s: of other weights than now, so all answers are drawn again", name)
+        earlier = read_if_there(path)
+        if earlier.get("weights") != weights or earlier.get("prompts", self.asked) != self.asked:
+            if earlier:
+                _LOG.warning("%s: of other weights or prompts, so all is drawn again", name)
             begun = self.fitting.clock()
             role, loaded = load_policy(str(source), start_model, job.seed)
             engine = local_engine(role, loaded, max_rows=self.section.engine_rows)
@@ -240,7 +243,14 @@ class _Sides:
             texts = _texts(rollouts)
             write_json(
                 path,
-                {"weights": weights, **texts, **kl, "decoded": decoded, **measured},
+                {
+                    "weights": weights,
+                    "prompts": self.asked,
+                    **texts,
+                    **kl,
+                    "decoded": decoded,
+                    **measured,
+                },
             )
         return read_json(path)
 
@@ -468,4 +478,4 @@ def _mean_parts(scores: Sequence[Score]) -> Metrics:
 
 def opening(response: str) -> str:
     """Its first word, in small letters."""
-    return next(iter(re.findall(r"[a-z']+", response.lower())), "")
+    return next(iter(re.findall(r"(?:[^\W\d_]|')+", response.lower())), "")

@@ -57,7 +57,8 @@ def judge_files(
     quarantines: Json = {}
     for file in files:  # all are read before anything is asked
         quarantine = Quarantine(keep=0)
-        name = Path(file).name if Path(file).name not in rows_by_file else file
+        name = Path(file).name
+        name = f"{file} ({len(rows_by_file) + 1})" if name in rows_by_file else name
         rows = load_rows(DataConfig(path=file, format=format, limit=limit), Comparison, quarantine)
         rows_by_file[name] = [row if row.probability >= 0.5 else row.swap() for row in rows]
         quarantines[name] = {"quarantine": quarantine.summary()}

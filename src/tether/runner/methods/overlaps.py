@@ -8,7 +8,7 @@ import contextlib
 from collections.abc import Mapping
 
 from tether.core.errors import TetherError
-from tether.core.types import Json, Problem, Prompt
+from tether.core.types import Problem, Prompt
 from tether.data.seen import digest_of, shared_prompts
 from tether.data.sources import Quarantine
 from tether.rewards.verifiable import problem_prompt
@@ -49,11 +49,6 @@ def overlap_of(job: AnyJob) -> str:
     with contextlib.suppress(TetherError):
         rows = [] if data is None else load_rows(data, Prompt, Quarantine(keep=0))
         if shared := shared_prompts(rows, trained_prompts(job.others)):
-            return in_words(shared)
+            stages = " and ".join(f"[{name}]" for name in shared["stages"])
+            return SENTENCE.format(count=shared["count"], total=shared["total"], stages=stages)
     return ""
-
-
-def in_words(shared: Json) -> str:
-    """The sentence of such a count."""
-    stages = " and ".join(f"[{name}]" for name in shared["stages"])
-    return SENTENCE.format(count=shared["count"], total=shared["total"], stages=stages)

@@ -415,8 +415,10 @@ class _Collector:
             [row["id"], row["responses"]] for row in self.answers
         ]
         # Another run may have a folder of this name and the same store: a round is known by its
-        # pairs, too.
+        # pairs, too, and keeps its name where the folder is moved.
         name = f"{job.root.name}/{job.folder.parent.name}/{digest(items)[:6]}"
+        name = read_json(self.run.path / "manifest.json").get("store_round", name)
+        self.run.update_manifest(store_round=name)
         model = (
             job.model.source if job.policy is None else f"{job.root.name} before round {job.round}"
         )

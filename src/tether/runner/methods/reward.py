@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from tether.core.budget import shared_time
+from tether.core.budget import shared_time, time_limit
 from tether.core.errors import ConfigError, DataError, TrainingError
 from tether.core.protocols import Progress, now_doing
 from tether.core.rundir import RunDirectory
@@ -261,6 +261,7 @@ class RewardMembers:
             split = split or stage.split(comparisons)
             if one.complete:
                 drop_checkpoint(one)
+                time_limit().before += one.summary()["seconds"]
             else:
                 with shared_time(number, count):
                     self._train(stage, split, one, bars[number])

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 
@@ -25,16 +24,10 @@ from tether.models.cpu.memory import free_memory, peak_memory
 from tether.runner.assembly.data.rows import fresh_quarantine, rows_of
 from tether.runner.assembly.job import AnyJob
 from tether.settings.section import Section
-from tether.settings.stages import StageKind
 from tether.stages.learner.checkpoint import complete_checkpoints
 from tether.stages.learner.ranks import ALONE, Ranks
 from tether.watch.monitoring.doctor import Finding
 from tether.watch.monitoring.doctor_log import check_movement
-
-
-def method_of(kind: StageKind) -> Callable[..., Json]:
-    """(job, rows, run directory, ranks) -> summary, with the result saved."""
-    return importlib.import_module(kind.method).train
 
 
 def run_stage(job: AnyJob, ranks: Ranks = ALONE) -> Json:
@@ -72,7 +65,7 @@ def _trained(job: AnyJob, original: RunDirectory, ranks: Ranks) -> Json:
         if rows is not None:
             run.update_manifest(rows=len(rows))
         with showing(job.progress):
-            summary = method_of(job.kind)(job, rows, run, ranks)
+            summary = importlib.import_module(job.kind.method).train(job, rows, run, ranks)
         if rows and isinstance(rows[0], Comparison) and (longer := longer_chosen(rows)):
             summary["longer_chosen"] = longer.as_dict()
         if section.data is not None and (others := left_out(section.data.paths)):

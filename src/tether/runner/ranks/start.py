@@ -78,8 +78,9 @@ def together(recipe: BaseRecipe, stages: Sequence[str]) -> Iterator[Ranks]:
         )
     if on_gpu:
         torch.cuda.set_device(local)
-    torch.set_num_threads(max(1, torch.get_num_threads() // beside))
     with contextlib.ExitStack() as stack:
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(max(1, torch.get_num_threads() // beside))
         stack.callback(close)
         ranks = _placed(recipe, stages, stack) if given is None else _found(settings)
         stack.enter_context(joined(ranks, on_gpu, settings.shard))

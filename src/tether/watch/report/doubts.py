@@ -95,7 +95,8 @@ def doubts(journey: Journey) -> Iterator[str]:
     for stage in journey.stages:
         made = finite(stage.summary, "updates")
         if made and made < ENOUGH_UPDATES and "budget" not in stage.summary:
-            yield few_updates(stage.title, made)
+            updates = plural(made, "update")
+            yield WARNS["few-updates"].format(stage=stage.title, updates=updates)
         if warning := length_warning(stage.section, stage.title, stage.summary):
             yield warning
         if ended := mapping(stage.summary, "budget"):
@@ -122,11 +123,6 @@ def doubts(journey: Journey) -> Iterator[str]:
 def not_trained(stage: SubRun) -> str:
     """The rows that a stage read and did not train on, or cut; empty where they are few."""
     return left_out_words(stage.summary, finite(stage.manifest, "rows"))
-
-
-def few_updates(stage: str, updates: float) -> str:
-    """The warning that a training from rows has too few updates."""
-    return WARNS["few-updates"].format(stage=stage, updates=plural(updates, "update"))
 
 
 def length_warning(key: str, title: str, figures: Facts) -> str:
