@@ -292,7 +292,7 @@ def test_a_run_is_the_same_and_a_killed_server_comes_back(tmp_path):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"reward_source": "random"}, "not a random one"),
+        ({"reward_source": "random"}, "a random one"),
         ({"function": {"call": "python:f@1"}}, "cannot take a function of this process"),
         (
             {"function": {"call": "a.py:f"}, "reward_servers": {"batch": 3}},

@@ -8,16 +8,18 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 from tests.evaluation.oracles import equal_length
-from tests.runner.journeys import LETTERS, journey, lines, numbered_prompts
+from tests.runner.journeys import LETTERS, Killed, journey, lines, numbered_prompts
 from typer.testing import CliRunner
 
 from tether.cli import app
-from tether.core.errors import ConfigError, RewardError
+from tether.core.errors import ConfigError, RewardError, RunError
 from tether.core.types import Score
 from tether.evaluation import length_controlled
 from tether.runner.assembly import judges
 from tether.runner.methods.evaluate import opening
 from tether.runner.run import run_recipe
+from tether.settings.reading import build
+from tether.settings.recipe import Recipe
 from tether.watch.report.narrative import control_of
 from tether.watch.report.page import write_report
 
@@ -157,6 +159,33 @@ def test_answers_belong_to_the_prompts_that_were_asked(tmp_path, own, caplog):
     fresh = compared(tmp_path / "fresh", mine, judge)
     again = json.loads((tmp_path / "fresh/evaluate/before/answers.json").read_text())
     assert first["texts"] == again["texts"] and fresh
+
+
+def test_a_stage_that_was_begun_goes_on_with_no_other_rows(tmp_path, own):
+    """Held-out scores are paired by their places, and the order of the rows is that of their number."""
+    data = numbered_prompts(tmp_path)
+    section = {"data": data, "function": {"call": "tests.runner.test_budgets:length"}, "steps": 3}
+    section |= {
+        "prompts_per_step": 2,
+        "samples_per_prompt": 2,
+        "max_new_tokens": 4,
+        "checkpoint_every": 1,
+    }
+    values = {"run": str(tmp_path / "run"), "model": {"source": "tiny"}, "grpo": section}
+
+    def bar(done, total, metrics):
+        raise Killed
+
+    made = build(Recipe, values)
+    with pytest.raises(Killed):
+        run_recipe(made, None, lambda title: bar)
+    path = Path(data["path"])
+    before = path.read_text()
+    path.write_text(before + before.replace("number", "other"))
+    with pytest.raises(RunError, match="has changed since"):
+        run_recipe(made)
+    path.write_text(before)
+    assert run_recipe(made)["grpo"]["steps"] == 3
 
 
 @pytest.mark.parametrize(

@@ -284,11 +284,13 @@ def _labelled(row: Comparison, judge: str, probability: float, judgment: Judgmen
 
 
 def _exchanged(metadata: Facts) -> Facts:
-    """The metadata with facts on the two sides exchanged."""
+    """The metadata with facts on the two sides exchanged, and differences of the two negated."""
     other = {"chosen": "rejected", "rejected": "chosen"}
     names = {key: key.partition("_") for key in metadata}
     return {
-        other.get(first, first) + dash + rest: metadata[key]
+        other.get(first, first) + dash + rest: -metadata[key]
+        if key in ("gold_difference", "fluent_difference")
+        else metadata[key]
         for key, (first, dash, rest) in names.items()
     }
 

@@ -492,6 +492,38 @@ def test_a_pair_that_a_person_gave_up_or_took_back_gets_no_judgment_of_theirs(st
     assert list(votes(store)) == []
 
 
+def test_answers_that_differ_in_a_thought_alone_are_set_aside(store, tmp_path):
+    """The store names an answer by what people see: one such row keeps no other out."""
+    thinks = [
+        {"role": "assistant", "content": "42", "reasoning_content": thought} for thought in "AB"
+    ]
+    rows = [{"prompt": "p", "chosen": thinks[:1], "rejected": thinks[1:]}, VOTED[2]]
+    quarantine = Quarantine()
+    path = lines(tmp_path / "pairs.jsonl", rows)
+    found = import_cases(store, read_cases(path, quarantine=quarantine))
+    assert found["rows"] == 1 and set(quarantine.reasons) == {"equal responses"}
+
+
+def test_prompts_that_differ_in_their_tools_are_two(store, tmp_path):
+    tools = [
+        [{"type": "function", "function": {"name": name, "description": "", "parameters": {}}}]
+        for name in ("one", "two")
+    ]
+    rows = [
+        {
+            "prompt": "w?",
+            "chosen": f"a{n}",
+            "rejected": f"b{n}",
+            "tools": own,
+            "annotations": said(Ada=1),
+        }
+        for n, own in enumerate(tools)
+    ]
+    import_cases(store, read_cases(lines(tmp_path / "pairs.jsonl", rows)))
+    read_back = [json.loads(one.prompt[0].tools) for one in comparisons(store)]
+    assert sorted(one[0]["function"]["name"] for one in read_back) == ["one", "two"]
+
+
 def test_values_that_json_lacks_become_texts_or_null():
     assert json_safe({"a": float("nan"), 2: (1, "x"), "b": {3}, "c": b"x"}) == {
         "a": None,

@@ -1,6 +1,7 @@
 """Checkpoints count only when whole, and whatever befalls the newest one leaves the one before."""
 
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -44,7 +45,7 @@ def test_the_newest_are_kept_and_read_back(folder):
 
 @pytest.mark.parametrize("background", [True, False])
 def test_a_checkpoint_holds_the_values_at_the_call(tmp_path, monkeypatch, background):
-    monkeypatch.setattr(checkpoint, "_room_for", lambda tensors: background)
+    monkeypatch.setattr(checkpoint, "ROOM", 0.0 if background else math.inf)
     moving = torch.zeros(1000)
     with Checkpoints(tmp_path, keep=5) as saved:
         for step in range(5):
@@ -56,7 +57,7 @@ def test_a_checkpoint_holds_the_values_at_the_call(tmp_path, monkeypatch, backgr
 
 
 def test_a_save_that_fails_in_the_background_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "_room_for", lambda tensors: True)
+    monkeypatch.setattr(checkpoint, "ROOM", 0.0)
     with (
         pytest.raises(
             TrainingError,

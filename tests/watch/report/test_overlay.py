@@ -92,6 +92,8 @@ def test_the_table_has_the_verdict_of_each_run_and_the_other_what_they_differ_in
 def test_names_are_the_shortest_that_tell_folders_apart(tmp_path):
     places = [tmp_path / "a" / "run", tmp_path / "b" / "run", tmp_path / "c"]
     assert told_apart(places) == ["a/run", "b/run", f"{tmp_path.name}/c"]
+    long = [tmp_path / f"{'ppo.learning_rate=0.0001,' * 4}seed={seed}" for seed in (1, 2)]
+    assert told_apart(long) == [one.name for one in long]
     with pytest.raises(ConfigError, match="is given twice"):
         told_apart([tmp_path / "c", tmp_path / "a" / ".." / "c"])
 

@@ -68,6 +68,12 @@ def test_settings_have_their_own_runs_and_seeds_their_interval(tmp_path):
         assert means[place][:3] == pytest.approx(shown[:3], rel=1e-9)
 
 
+def test_long_values_that_begin_alike_are_two_settings(tmp_path):
+    models = [f"/home/me/experiments/project/checkpoints/rm-{name}/model" for name in "ab"]
+    sweep = read_sweep(write_sweep(tmp_path / "run", {"ppo.reward_model": models}))
+    assert sweep is not None and list(sweep.keys["ppo.reward_model"]) == models
+
+
 def test_two_keys_have_two_sliders_and_text_keeps_its_order(tmp_path):
     keys = {"ppo.gamma": [1.0, 0.9], "ppo.init": ["zero", "copy"], "ppo.data.seed": [3, 4]}
     sweep = read_sweep(write_sweep(tmp_path / "run", keys))

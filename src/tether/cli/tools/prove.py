@@ -99,6 +99,8 @@ def prove(
             each = job.settings.model_copy(update={"checkpoint_every": 1})
             whole = folder / f"{name}-whole"
             cut = folder / f"{name}-cut"
+            if whole.exists() or cut.exists():
+                raise ConfigError(f"{folder} holds a proof of {name}: choose another folder")
             _start(replace(job, settings=each, folder=whole), sum(cuts))
             for done in range(1, len(cuts) + 1):
                 _start(replace(job, settings=each, folder=cut), sum(cuts[:done]))

@@ -167,7 +167,8 @@ def from_text(value: object, name: str) -> JsonValue:
     if not (isinstance(value, str) and begins_with(value, "[", "{")):
         return value
     begins = _MESSAGES.match(value) and (
-        name in ("messages", "conversations") or value.rstrip().endswith(("]", "}"))
+        name in ("messages", "conversations")
+        or (begins_with(value, "[") and value.rstrip().endswith("]"))
     )
     try:
         decoded = cell_value(value)

@@ -27,10 +27,11 @@ from tether.data.formats.fields import (
     sequence,
     turns,
 )
+from tether.data.rows import turns_of
 from tether.data.sources import Quarantine, read, read_rows
 from tether.people.annotation.store import PART, Answer, Store
 from tether.people.annotation.tables import ResponseRow, TaskRow
-from tether.people.annotation.task_json import json_safe, origin_of
+from tether.people.annotation.task_json import json_safe, origin_of, spoken
 from tether.people.labels.pairs import PairsConfig, Response, choose_pairs
 
 PROMPTS = ("prompt", "question", "instruction", "messages")
@@ -222,7 +223,7 @@ def ask_pairs(store: Store, config: PairsConfig, *, round: str = "", priority: f
         }
         responses: dict[str, list[Response]] = defaultdict(list)
         for row in session.scalars(select(ResponseRow).execution_options(yield_per=PART)):
-            text = "\n\n".join(turn["content"] for turn in row.messages)
+            text = spoken(turns_of(row.messages))
             members = tuple(row.details.get("members") or ())
             responses[row.prompt_id].append(
                 Response(row.id, text, row.score, row.spread, members=members),

@@ -161,8 +161,9 @@ def _task_of(row: Facts, fields: Sequence[str]) -> Json:
         "was_cancelled": cancelled,
         "id": row.get("annotation_id"),
     }
+    read = data if _lists_of_answers(data) else {"tether": data.get("tether")}
     task = {
-        "data": {name: value for name, value in data.items() if name not in results},
+        "data": {name: read.get(name, row[name]) for name in data if name not in results},
         "annotations": [annotation],
     }
     return task | ({"id": row["id"]} if row.get("id") not in (None, "") else {})

@@ -112,11 +112,17 @@ def ranked(store: Store, *, round: str | None = None) -> Iterator[Json]:
             mean = fmean(scores[response.id] for response in best_first)
             yield {
                 "prompt": row.messages,
-                "responses": [response.messages[-1]["content"] for response in best_first],
+                "responses": [_plain(response.messages) for response in best_first],
                 "scores": [scores[response.id] - mean for response in best_first],
                 "models": [response.model for response in best_first],
                 "group": row.group,
             }
+
+
+def _plain(turns: list[Json]) -> list[Json] | str:
+    """The text of an answer that is nothing else."""
+    alone = len(turns) == 1 and turns[0].keys() == {"role", "content"}
+    return turns[0]["content"] if alone else turns
 
 
 def corrected(store: Store, rows: Iterable[Comparison], *, round: str | None = None) -> list[Json]:

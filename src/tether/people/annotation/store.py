@@ -96,7 +96,11 @@ def content_id(*conversations: Conversation) -> str:
     comes from.
     """
     plain = [
-        [(m.role, m.content, *m.tool_calls) for m in conversation] for conversation in conversations
+        [
+            (m.role, m.content, *m.tool_calls, *filter(None, (m.tools, m.template)))
+            for m in conversation
+        ]
+        for conversation in conversations
     ]
     return hashlib.sha256(
         json.dumps(plain, ensure_ascii=False).encode("utf-8", "surrogatepass"),

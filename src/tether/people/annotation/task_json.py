@@ -276,7 +276,7 @@ def foreign_case(values: Entries, fields: Sequence[str]) -> Case:
     """
     prompt, first, second = fields
     for name in fields:
-        if not values.get(name):
+        if values.get(name) in (None, "", []):
             raise DataError(
                 f"missing text: the task has nothing in {name}; it has {', '.join(values):.200}",
             )
@@ -285,7 +285,7 @@ def foreign_case(values: Entries, fields: Sequence[str]) -> Case:
         Answer(question, checked_response(turns(values[name], "assistant", name), name))
         for name in (first, second)
     )
-    if one == other:
+    if one.id == other.id:
         raise DataError("equal responses: there is nothing to compare")
     rest = {
         name: value for name, value in values.items() if name not in fields and value is not None
@@ -382,8 +382,6 @@ def case_of(
     Raises:
         DataError: both answers are equal.
     """
-    if row.chosen == row.rejected:
-        raise DataError("equal responses: there is nothing to compare")
     facts = json_safe(dict(row.metadata))
     sides = {"chosen": row.chosen, "rejected": row.rejected}
     origins = [
@@ -392,6 +390,8 @@ def case_of(
     ]
     answers = zip(sides.values(), map(origin_of, origins), strict=True)
     chosen, rejected = (Answer(row.prompt, side, row.group, **origin) for side, origin in answers)
+    if chosen.id == rejected.id:
+        raise DataError("equal responses: there is nothing to compare")
     expert = facts.pop("settled_by", None)
     for computed in ("verdict", "guidelines", "state"):
         facts.pop(computed, None)

@@ -5,16 +5,17 @@ only judges.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from tether.core.budget import shared_time, time_limit
 from tether.core.errors import ConfigError, DataError, TrainingError
 from tether.core.protocols import Progress, now_doing
-from tether.core.rundir import RunDirectory
+from tether.core.rundir import RunDirectory, read_json
 from tether.core.types import Comparison, Conversation, Json, Rollout
-from tether.data.prepare import Ranking, Split
+from tether.data.chat import ChatEncoder
+from tether.data.prepare import Ranking, Split, encode_comparisons, limit_of
 from tether.data.seen import write_seen
 from tether.data.sources import split_by_group
 from tether.models.average import average_roles
@@ -81,6 +82,8 @@ def train(
             own = replace(part, rows=others, progress=tell)
             test_model = {"test_model": run_stage(own, ranks)}
     loaded = stage_model(job, run, ranks)
+    encoder = encoder_of(loaded)
+    _check_tests(tests, section, encoder)
     if members := _parts(job, "member"):
         student = next(iter(_parts(job, "student")), None)
         stage = RewardMembers(
@@ -97,13 +100,14 @@ def train(
         summary["unscored"] = len(rows) - len(learned)
     else:
         role = reward_role(loaded, section, job.seed)
-        stage = RewardModeling(section, role, encoder_of(loaded), ranks=ranks)
+        stage = RewardModeling(section, role, encoder, ranks=ranks)
         summary = stage.train(rows, run, job.progress)
     summary |= test_model
     seen, held_out = split_by_group(rows, section.heldout_fraction, section.seed)
     truth = held_out if job.truth is None else job.truth
     for name, pairs in true_orders(truth).items():
-        summary[name] = stage.evaluate(stage.rankings(pairs)[0])["accuracy"]
+        if ready := stage.rankings(pairs)[0]:
+            summary[name] = stage.evaluate(ready)["accuracy"]
     summary["tests"] = {
         name: stage.evaluate(stage.rankings(test)[0], sum(c.tie for c in test))
         for name, test in tests.items()
@@ -117,6 +121,20 @@ def train(
     if ranks.first:
         write_seen(run.path / "model", seen)
     return loaded.noted(summary)
+
+
+def _check_tests(
+    tests: Mapping[str, Sequence[Comparison]],
+    section: RewardSection,
+    encoder: ChatEncoder,
+) -> None:
+    """Refuse a test that nothing can be measured on, before the training."""
+    limit = limit_of(encoder, section, "reward")
+    for name, test in tests.items():
+        if not encode_comparisons(test, encoder, limit)[0]:
+            raise DataError(
+                f"no pair of reward.test.{name} can be scored: too long, ties, or equal",
+            )
 
 
 def check_reward(job: Job[RewardSection], _: ModelConfig) -> None:
@@ -198,6 +216,8 @@ def _objectives(job: Job[RewardSection], ranks: Ranks) -> Json:
     for number, part in enumerate(job.parts):
         name = part.folder.name
         progress = _part(job.progress, number, len(job.parts))
+        if part.finished:
+            time_limit().before += read_json(part.folder / "summary.json")["seconds"]
         with shared_time(number, len(job.parts)):
             summaries[name] = run_stage(replace(part, progress=progress), ranks)
         if not summaries[name].get("score_std"):

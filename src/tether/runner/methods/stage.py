@@ -15,7 +15,7 @@ from tether.core.keeping import remove, remove_left
 from tether.core.locks import hold, release
 from tether.core.protocols import showing
 from tether.core.records import CHANGED
-from tether.core.rundir import RunDirectory, file_digest, read_json
+from tether.core.rundir import RunDirectory, file_digest, read_if_there, read_json
 from tether.core.types import Alarm, Comparison, Json
 from tether.data.formats.containers import left_out
 from tether.data.inspection import longer_chosen
@@ -74,10 +74,22 @@ def _trained(job: AnyJob, original: RunDirectory, ranks: Ranks) -> Json:
 
 
 def _opened(job: AnyJob) -> RunDirectory:
-    """The folder of a stage, which no other run works in from here on."""
+    """The folder of a stage, which no other run works in from here on.
+
+    Raises:
+        RunError: it was begun on other rows. An evaluation knows its answers by their prompts.
+    """
     data = job.settings.data
     local = [path for path in (data.paths if data else ()) if not path.startswith("hub:")]
-    run = RunDirectory.open(job.folder, job.config, data=file_digest(local))
+    files = file_digest(local)
+    before = read_if_there(job.folder / "manifest.json").get("data", {})
+    run = RunDirectory.open(job.folder, job.config, data=files)
+    changed = [file for file in files if before.get(file, files[file]) != files[file]]
+    if changed and run.begun and not run.complete and job.kind.makes != "verdict":
+        raise RunError(
+            f"{changed[0]} has changed since {run.path} was begun. Put it back, or choose another run "
+            "directory with run=PATH",
+        )
     if run.complete:
         _tidy(run)
     else:

@@ -88,7 +88,7 @@ def told_apart(folders: Sequence[Path]) -> list[str]:
         twice = next(folder for folder in folders if parts.count(folder.resolve().parts) > 1)
         raise ConfigError(f"{twice} is given twice: name each run once")
     for size in count(1):
-        ends = [printable("/".join(part[-size:]), 80) for part in parts]
+        ends = [printable("/".join(part[-size:])) for part in parts]
         if len({*ends}) == len(ends):
             return ends
     raise AssertionError("paths that differ have ends that differ")

@@ -123,7 +123,7 @@ def read_sweep(run: Path) -> Sweep | None:
     values = [mapping(row, "values") for row in rows]
     names = list(dict.fromkeys(key for row in values for key in row))
     sliders = [name for name in names if name.rpartition(".")[2] != "seed"]
-    keys = {printable(name, 60): _in_order([row.get(name) for row in values]) for name in sliders}
+    keys = {printable(name): _in_order([row.get(name) for row in values]) for name in sliders}
     settings = {place: Setting(place) for place in product(*keys.values())}
     shared: dict[Path, SubRun] = {}
     waiting = []
@@ -180,7 +180,7 @@ def _in_order(values: Sequence[JsonValue]) -> list[str]:
 def _shown(value: object) -> str:
     if (number := finite(value)) is not None:
         return f"{number:.6g}"
-    return printable(value if isinstance(value, str) else json.dumps(value), 40)
+    return printable(value if isinstance(value, str) else json.dumps(value))
 
 
 @dataclass(frozen=True)
