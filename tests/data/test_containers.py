@@ -457,6 +457,21 @@ def test_texts_that_are_no_values_are_refused(text):
         cell_value(text)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"value": 42, "unit": "kg"}',
+        '{"from": "Paris", "to": "Rome"}',
+        '{"role": "admin", "id": 1}',
+    ],
+)
+def test_an_answer_that_is_an_object_of_json_is_a_text(tmp_path, text):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"prompt": "as JSON", "response": text}) + "\n")
+    (row,) = read(path, Demonstration, strict=True)
+    assert row.messages[-1].content == text
+
+
 def test_a_text_that_begins_like_messages_and_is_cut_off_is_refused(tmp_path):
     rows = [
         {"messages": PYTHON_TEXT[:40]},

@@ -60,14 +60,17 @@ def test_a_judge_that_always_says_the_first_labels_everything_one_half():
 def test_labels_stand_the_judges_way_round():
     row = pair(
         "q", "bad", "good", id="7", group="g", margin=2.0, annotations=(Annotation("ann", 1.0),),
-        metadata={"chosen_model": "m1", "rejected_model": "m2", "chosen_position": 2, "topic": "t"},
+        metadata={"chosen_model": "m1", "rejected_model": "m2", "chosen_position": 2, "topic": "t",
+                  "gold_difference": -1.5},
     )  # fmt: skip
     judge = PairJudge(Planted(lambda first, second: GOOD[first] - GOOD[second] + 1.0), "x")
     (label,) = judge.label([row], judge.judge([row]))
     assert (label.chosen, label.rejected) == (row.rejected, row.chosen)
     assert label.probability == pytest.approx(sigmoid(3)) and not label.tie and label.margin is None
     assert label.annotations == (Annotation("planted", 2 * label.probability - 1),)
-    known = {"chosen_model": "m2", "rejected_model": "m1", "rejected_position": 2, "topic": "t"}
+    known = {"chosen_model": "m2", "rejected_model": "m1", "rejected_position": 2, "topic": "t"} | {
+        "gold_difference": 1.5
+    }
     said = {
         "judge": "planted",
         "given_probability": 0.0,

@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from tests.rewards.test_other_tokenizer import renumbered
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tether.core.errors import ConfigError, ModelError
+import tether
+from tether.core.errors import ConfigError, DataError, ModelError
 from tether.core.rundir import read_json, read_jsonl
 from tether.core.types import Comparison, Prompt, Sampling, assistant, user
 from tether.data.sources import Quarantine
@@ -99,6 +100,22 @@ def rollouts(role, loaded):
 def sampled():
     loaded = open_model(SETTINGS)
     return rollouts(Role(loaded.model), loaded)
+
+
+def test_a_test_that_nothing_can_be_measured_on_is_refused_before_the_training(tmp_path):
+    ties = tmp_path / "ties.jsonl"
+    ties.write_text(json.dumps({"prompt": "q", "chosen": "a", "rejected": "b", "tie": True}))
+    rows = [{"prompt": f"q{n}", "chosen": "yes " * (n + 1), "rejected": "no"} for n in range(8)]
+    with pytest.raises(DataError, match=r"no pair of reward\.test\.ties can be scored"):
+        tether.reward(
+            {"source": "tiny"},
+            rows,
+            run=str(tmp_path / "run"),
+            test={"ties": {"path": str(ties)}},
+            epochs=1,
+            progress=False,
+        )
+    assert not (tmp_path / "run/reward/metrics.jsonl").exists()
 
 
 def test_the_summary_says_what_each_member_and_all_together_are_worth(ensemble):

@@ -113,6 +113,13 @@ def test_an_interrupted_stage_ends_with_the_same_bits(values, tmp_path, stage):
     assert [row for row in found if row.difference] == []
 
 
+def test_a_folder_with_a_proof_is_refused(values, tmp_path):
+    """What went on from there would have other steps."""
+    (tmp_path / "sft-whole").mkdir()
+    with pytest.raises(ConfigError, match="holds a proof of sft"):
+        prove(recipe(values, "sft"), tmp_path)
+
+
 def test_a_stage_on_others_brings_them_along(values, tmp_path):
     found = prove(recipe(values, "sft", "reward", "ppo"), tmp_path, ["ppo"], cuts=(1, 2))
     assert {row.what for row in found} >= {

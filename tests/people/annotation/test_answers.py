@@ -16,6 +16,7 @@ from tether.data.sources import Quarantine
 from tether.people.annotation.answers import ask_pairs, import_answers, read_answers
 from tether.people.annotation.exchange import comparisons, votes
 from tether.people.annotation.importing import format_of
+from tether.people.annotation.rankings import ranked
 from tether.people.annotation.work import Work
 from tether.people.labels.pairs import PairsConfig
 from tether.people.labels.votes import Opinion
@@ -129,6 +130,23 @@ def test_the_id_of_a_row_makes_no_group_of_its_own(store, tmp_path):
         "row 1",
         "row 2",
     }
+
+
+def test_answers_that_are_calls_are_asked_about_and_ranked_whole(store, tmp_path):
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {}}}
+    other = {**call, "function": {"name": "g", "arguments": {}}}
+    responses = [
+        [{"role": "assistant", "content": "", "tool_calls": [one]}] for one in (call, other)
+    ]
+    path = lines(tmp_path / "a.jsonl", [{"prompt": "p", "responses": responses}])
+    import_answers(store, read_answers(path))
+    assert ask_pairs(store, PairsConfig(num_pairs=5), round="1") == 1
+    store.invite("Ada")
+    work = Work(store)
+    (ada,) = store.annotators()
+    work.judge(work.next(ada.id).assignment, ada.id, Opinion("first"))
+    (row,) = ranked(store)
+    assert all(one[0]["tool_calls"] for one in row["responses"]) and len(row["responses"]) == 2
 
 
 def test_no_pair_is_asked_twice_and_in_the_end_there_are_none_left(store, tmp_path):

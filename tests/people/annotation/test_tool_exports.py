@@ -280,6 +280,14 @@ def test_rows_of_annotations_join_in_the_store(store, tmp_path, kind, order):
     assert case.first.prompt == (user("why?"),) and case.details["id"] == "label-studio:7"
 
 
+@pytest.mark.parametrize("text", ["007", "0", "[1, 2]", '{"a": 1}'])
+def test_an_answer_of_csv_is_a_text_whatever_it_looks_like(tmp_path, text):
+    answers = [name for name in DATA if DATA[name] in ("because", "so")]
+    row = {**MIN_ROWS[2], answers[0]: text}
+    ((first, second, opinions),) = said(written(tmp_path, [row], "csv"))
+    assert {first, second} == {text, DATA[answers[1]]} and len(opinions) == 1
+
+
 def test_a_later_file_replaces_what_the_same_person_said(store, tmp_path):
     earlier, later = (lines(tmp_path / f"{n}.jsonl", [MIN_ROWS[n]]) for n in (2, 0))
     assert import_cases(store, read_cases(earlier))["judgments"] == 1
