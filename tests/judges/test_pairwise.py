@@ -69,7 +69,7 @@ def test_labels_stand_the_judges_way_round():
     assert label.probability == pytest.approx(sigmoid(3)) and not label.tie and label.margin is None
     assert label.annotations == (Annotation("planted", 2 * label.probability - 1),)
     known = {"chosen_model": "m2", "rejected_model": "m1", "rejected_position": 2, "topic": "t"} | {
-        "gold_difference": 1.5
+        "gold_difference": 1.5,
     }
     said = {
         "judge": "planted",
