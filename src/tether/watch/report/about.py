@@ -57,7 +57,7 @@ def title(journey: Journey) -> str:
 
 
 def _models(journey: Journey) -> list[Row]:
-    """What is noted of the models of all stages, the recipe's last."""
+    """The notes on the models of all stages; the recipe's come last."""
     stages = (*journey.stages, journey.own)
     return [mapping(one, "model") for one in (*(one.manifest for one in stages), journey.recipe)]
 
