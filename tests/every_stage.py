@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file
 
 from tether.core.rundir import ENGINE, read_jsonl
@@ -282,7 +283,10 @@ def results(run: Path) -> dict[str, Any]:
         if "checkpoints/" in name or not path.is_file():
             continue
         if path.suffix == ".safetensors":
-            found[name] = {key: tensor.numpy().tobytes() for key, tensor in load_file(path).items()}
+            found[name] = {
+                key: tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+                for key, tensor in load_file(path).items()
+            }
         elif path.suffix == ".jsonl":
             found[name] = [timeless(row) for row in read_jsonl(path)]
         elif path.name in ("summary.json", "answers.json"):

@@ -7,6 +7,7 @@ import os
 import stat
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -165,10 +166,25 @@ def test_a_lock_whose_file_was_removed_meanwhile_is_taken_on_the_new_file(tmp_pa
     monkeypatch.setattr(locks, "_locked", removed_first)
     locks.hold(tmp_path)
     try:
-        held = locks._HELD[other.resolve()]
+        held, _ = locks._HELD[other.resolve()]
         assert os.path.samestat(os.fstat(held.fileno()), other.stat())
     finally:
         locks.release(tmp_path)
+
+
+def test_a_second_thread_is_kept_out_and_lets_nobody_in(tmp_path):
+    """It releases what it never held, as every start does at its end."""
+    locks.hold(tmp_path)
+    try:
+        with ThreadPoolExecutor(1) as threads:
+            with pytest.raises(RunError, match="another thread of this process is at work"):
+                threads.submit(locks.hold, tmp_path).result()
+            threads.submit(locks.release, tmp_path).result()
+        assert (tmp_path / ".lock").exists()
+        locks.hold(tmp_path)
+    finally:
+        locks.release(tmp_path)
+    assert not (tmp_path / ".lock").exists()
 
 
 def test_a_lock_that_cannot_be_had_is_an_error(tmp_path, monkeypatch):

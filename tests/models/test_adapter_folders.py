@@ -226,7 +226,7 @@ def test_other_adapters_and_classifiers_under_one_are_refused_or_merged(base, tm
     whole = transformers.AutoModelForCausalLM.from_pretrained(base)
     expected = logits(PeftModel.from_pretrained(whole, folder).eval())
     torch.testing.assert_close(
-        logits(open_model(ModelConfig(source=str(folder))).model),
+        logits(open_model(ModelConfig(source=str(folder), dtype="float32")).model),
         expected,
         atol=1e-4,
         rtol=0,

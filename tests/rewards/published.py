@@ -100,6 +100,36 @@ class Holds:
         self.mark.unlink()
 
 
+class Late:
+    """Is made after the time for it is over, and holds something then."""
+
+    def __init__(self):
+        time.sleep(1.5)
+
+    def reset(self, task):
+        self.mark = Path(task["marks"]) / str(time.monotonic_ns())
+        self.mark.touch()
+
+    def step(self, message):
+        return None, 1.0, True
+
+    def close(self):
+        self.mark.rename(self.mark.with_suffix(".closed"))
+
+
+class BeginsLate:
+    """Refuses its first beginning, and marks every one that was made."""
+
+    def reset(self, task):
+        place = Path(task["marks"])
+        (place / str(time.monotonic_ns())).touch()
+        if len([*place.iterdir()]) == 1:
+            raise OSError("not yet")
+
+    def step(self, message):
+        return None, 1.0, True
+
+
 class Helped:
     """Has tether's two methods, and helpers that other libraries' environments have too."""
 

@@ -157,6 +157,26 @@ def test_what_an_environment_holds_is_closed_at_the_end_of_its_episode(tmp_path,
     assert not [*tmp_path.iterdir()]
 
 
+def test_one_that_is_made_too_late_is_closed_once_it_is_there(tmp_path):
+    environments = made("Late", time_limit=0.3, retries=1)
+    assert {*map(type, environments.begin(prompts(range(2), marks=str(tmp_path))).values())} == {
+        str,
+    }
+    environments.end()
+    for _ in range(200):
+        if len([*tmp_path.glob("*.closed")]) == 4:
+            break
+        time.sleep(0.05)
+    assert len([*tmp_path.iterdir()]) == len([*tmp_path.glob("*.closed")]) == 4
+
+
+def test_one_that_begins_at_the_second_try_is_not_made_a_third_time(tmp_path):
+    environments = made("BeginsLate", retries=1)
+    environments.begin(prompts(range(1), marks=str(tmp_path)))
+    (turn,) = environments.step({0: Message("assistant", "go")}).values()
+    assert turn.reward == 1.0 and len([*tmp_path.iterdir()]) == 2
+
+
 def test_processes_of_one_task_draw_alike_and_those_of_two_do_not(tmp_path):
     environments = made("Holds", processes=True)
     first = {n: Prompt((Message("user", "Play."),), row={"seed": n // 2, "marks": str(tmp_path)})

@@ -1,6 +1,8 @@
 """Comparing policies with their start: the judges that there may be, and what is refused."""
 
 import json
+import re
+import statistics
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 from tests.evaluation.oracles import equal_length
+from tests.rewards import published
 from tests.runner.journeys import LETTERS, Killed, journey, lines, numbered_prompts
 from typer.testing import CliRunner
 
@@ -75,6 +78,73 @@ def test_a_function_of_ones_own_judges_prompts_of_ones_own(tmp_path, own):
         "0",
     }
     assert control_of(policy) and policy["gold_gain"]["count"] == 20
+
+
+class Vowels(published.Letters):
+    """Pays for vowels, and breaks where a reply has a q."""
+
+    def step(self, message):
+        if "q" in message["content"]:
+            raise OSError("no q")
+        return super().step(message)
+
+
+def played(tmp_path, judge, **more):
+    section = {"data": numbered_prompts(tmp_path), "steps": 2, "prompts_per_step": 2}
+    section |= {"samples_per_prompt": 2, "max_new_tokens": 12, "reward_source": "environment"}
+    section["environment"] = {"call": f"{__file__}:Vowels", "turns": 3, "tokens": 200, "retries": 0}
+    evaluate = {"data": section["data"], "judge": judge, "temperatures": (0.5,), **more}
+    values = {"run": str(tmp_path / "run"), "model": {"source": "tiny"}}
+    run_recipe(build(Recipe, {**values, "grpo": section, "evaluate": evaluate}))
+    folder = tmp_path / "run" / "evaluate"
+    sides = [
+        json.loads((folder / name / "answers.json").read_text()) for name in ("before", "grpo")
+    ]
+    return json.loads((folder / "summary.json").read_text()), sides
+
+
+def test_both_sides_play_what_the_policy_was_trained_in(tmp_path, own):
+    """A reward is worked out here again from each transcript; a failed episode has none."""
+    summary, sides = played(tmp_path, "environment", samples=8)
+    failed = 0
+    for side in sides:
+        for block in (side, *side["decoded"].values()):
+            for text, (value, parts, reason) in zip(block["texts"], block["outcomes"], strict=True):
+                replies = re.findall(r"^assistant: (.*?)(?=\n\nuser: Turn|\Z)", text, re.S | re.M)
+                if any("q" in reply for reply in replies):
+                    assert value is None and "no q" in reason
+                    failed += 1
+                    continue
+                assert len(replies) == parts["turns"] <= 3
+                vowels = sum(reply.count(one) for reply in replies for one in "aeiou")
+                assert value == pytest.approx(vowels / 10)
+    assert failed
+    figures = summary["policies"]["grpo"]
+    rows = lines(tmp_path / "run" / "evaluate" / "answers.jsonl")
+    pairs = [
+        (one, other)
+        for row in rows
+        if None not in (one := row["gold_before"], other := row["gold_after"])
+    ]
+    assert len(pairs) < len(rows) == 80
+    assert figures["gold_gain"]["value"] == pytest.approx(
+        statistics.fmean(other - one for one, other in pairs),
+    )
+
+
+def test_a_judge_of_texts_reads_the_last_reply_of_an_episode(tmp_path, own):
+    (tmp_path / "mine.py").write_text(
+        "def one(prompts, responses):\n    return map(len, responses)\n",
+    )
+    _, sides = played(tmp_path, {"call": f"{tmp_path}/mine.py:one"}, samples=4)
+    for row in lines(tmp_path / "run" / "evaluate" / "answers.jsonl"):
+        assert row["gold_after"] == (None if "q" in row["after"] else len(row["after"]))
+    assert all("assistant:" not in text for side in sides for text in side["texts"])
+
+
+def test_an_environment_judges_only_where_there_is_one(tmp_path, own):
+    with pytest.raises(ConfigError, match=r"evaluate\.judge = 'environment' needs a stage"):
+        compared(tmp_path / "run", own, "environment")
 
 
 def test_a_language_model_judges_each_answer_by_itself(tmp_path, own, monkeypatch):
@@ -161,7 +231,8 @@ def test_answers_belong_to_the_prompts_that_were_asked(tmp_path, own, caplog):
     assert first["texts"] == again["texts"] and fresh
 
 
-def test_a_stage_that_was_begun_goes_on_with_no_other_rows(tmp_path, own):
+@pytest.mark.parametrize("part", ["rows", "held out"])
+def test_a_stage_that_was_begun_goes_on_with_no_other_rows(tmp_path, own, part):
     """Held-out scores are paired by their places, and the order of the rows is that of their number."""
     data = numbered_prompts(tmp_path)
     section = {"data": data, "function": {"call": "tests.runner.test_budgets:length"}, "steps": 3}
@@ -171,6 +242,10 @@ def test_a_stage_that_was_begun_goes_on_with_no_other_rows(tmp_path, own):
         "max_new_tokens": 4,
         "checkpoint_every": 1,
     }
+    if part == "held out":
+        path = tmp_path / "held_out.txt"
+        path.write_text("Tell me about that number.\nAnd of this number.\n")
+        section["evaluate"] = {"every": 1, "data": {"path": str(path)}}
     values = {"run": str(tmp_path / "run"), "model": {"source": "tiny"}, "grpo": section}
 
     def bar(done, total, metrics):
@@ -179,7 +254,7 @@ def test_a_stage_that_was_begun_goes_on_with_no_other_rows(tmp_path, own):
     made = build(Recipe, values)
     with pytest.raises(Killed):
         run_recipe(made, None, lambda title: bar)
-    path = Path(data["path"])
+    path = Path(section.get("evaluate", section)["data"]["path"])
     before = path.read_text()
     path.write_text(before + before.replace("number", "other"))
     with pytest.raises(RunError, match="has changed since"):

@@ -109,6 +109,7 @@ def place(request, home, run, tmp_path, monkeypatch):
     right.
     """
     monkeypatch.setenv("TETHER_CACHE", str(home / "cache"))
+    monkeypatch.setenv("TETHER_CPU_DTYPE", "float32")  # exports are opened as they were trained
     shutil.copytree(home / "runs", tmp_path / "first" / "runs")
     if request.param == "moved":
         (tmp_path / "first" / "runs" / run).rename(tmp_path / "renamed")

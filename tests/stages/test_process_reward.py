@@ -6,6 +6,7 @@ import itertools
 import math
 import random
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 import torch
@@ -462,6 +463,22 @@ def test_the_process_model_learns_and_no_problem_is_on_two_sides(tmp_path):
         f1 == pytest.approx(model["step_f1"]["value"])
         and {r["problem"] for r in written} == groups[2]
     )
+
+
+def test_judged_solutions_that_are_all_held_out_leave_no_threshold(tmp_path, caplog):
+    """The others have targets from roll-outs alone."""
+    trained = stage(label_column="share")
+    rows = [
+        replace(row, metadata={"share": [float(right) for right in row.labels]})
+        for row in puzzles(20)
+    ]
+    held_out = {s.id for s in trained.prepare(rows)[2]}
+    rows = [
+        row if row.id in held_out else replace(row, labels=(None,) * len(row.steps)) for row in rows
+    ]
+    summary = trained.train(rows, RunDirectory.open(tmp_path / "run", {}))
+    assert summary["num_heldout"] and "heldout" not in summary
+    assert "every judged solution is held out" in caplog.text
 
 
 def test_the_outcome_model_learns_from_one_label(tmp_path):

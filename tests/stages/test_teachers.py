@@ -17,7 +17,7 @@ from tether.settings.model import LoraConfig
 from tether.settings.policy import PolicyConfig
 from tether.stages.given_answers import REPLY, PartlyGiven
 from tether.stages.policy_gradient import PolicyGradient
-from tether.stages.rollouts import Clock
+from tether.stages.rollouts import Clock, step_metrics
 from tether.stages.teachers import AskingTeacher, ModelTeacher, TeacherReward, Teachers
 
 PROMPTS = [
@@ -303,6 +303,22 @@ def test_a_share_of_the_prompts_is_answered_by_its_rows():
         assert first.stop_reason == (StopReason.LENGTH if cut else StopReason.STOP_TOKEN)
     step = stage.step([replace(p, metadata=prompts[0].metadata) for p in PROMPTS], 0)
     assert step.metrics["teacher/divergence"] > 0
+
+
+def test_the_replies_of_rows_are_not_among_what_the_policy_is_measured_by():
+    """KL, entropy and the gap to the engine are those of its own answers."""
+    stage = make(divergence="forward", own_answers=0.5, kl={"coefficient": 0.1})
+    groups = stage.engine.generate(PROMPTS, stage.config.sampling, num_samples=2)
+    own = [rollout for group in groups for rollout in group.rollouts]
+    given = [replace(r, response_ids=r.response_ids[::-1], logprobs=()) for r in own]
+    metrics = []
+    for rollouts in (own, own + given):
+        experience = stage.gather(rollouts, [Score(0.0)] * len(rollouts), 0)
+        stage.evaluate(experience)
+        metrics.append(step_metrics(experience, coefficient=0.1))
+    expected, measured = metrics
+    for name in ("kl/policy_reference_k1", "policy/entropy", "policy/engine_gap"):
+        assert measured[name] == pytest.approx(expected[name], rel=1e-5, abs=1e-6)
 
 
 def test_it_learns_what_its_teacher_reads():

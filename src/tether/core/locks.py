@@ -1,4 +1,4 @@
-"""A run directory belongs to one process at a time."""
+"""A run directory belongs to one thread of one process at a time."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import contextlib
 import fcntl
 import os
 import socket
+import threading
 from pathlib import Path
 from typing import IO
 
 from tether.core.errors import RunError
 from tether.core.keeping import check_own, own_file
 
-_HELD: dict[Path, IO[bytes]] = {}
+_HELD: dict[Path, tuple[IO[bytes], int]] = {}
+"""Locks of this process, each with the thread that took it."""
 LOCKS = "TETHER_LOCKS"
 """The environment variable that is 0 where run directories shall not be locked."""
+_OTHERWISE = "Wait for its end, or choose another run directory."
 _OWNER = rb"\d+( \S+)?\n?|\0*"
 """The content of a lock: the process that holds it, or held it, and its machine. A loss of power may
 leave zeros.
@@ -22,13 +25,16 @@ leave zeros.
 
 
 def hold(folder: Path) -> None:
-    """Keep other processes out of a run directory until `release`, or the end of this one, whatever
-    that is.
+    """Keep others out of a run directory until `release`, or the end of this process, whatever that
+    is.
 
     Raises:
-        RunError: another process holds it, or the lock is a link or another program's file.
+        RunError: another process or thread holds it, or the lock is a link or another program's
+            file.
     """
     place = folder.resolve() / ".lock"
+    if place in _HELD and _HELD[place][1] != threading.get_ident():
+        raise RunError(f"another thread of this process is at work in {folder}. {_OTHERWISE}")
     while place not in _HELD:
         with contextlib.ExitStack() as closing:
             file = closing.enter_context(own_file(place))
@@ -40,7 +46,7 @@ def hold(folder: Path) -> None:
                 file.truncate(0)
                 file.write(f"{os.getpid()} {socket.gethostname()}\n".encode())
                 file.flush()
-                _HELD[place] = file
+                _HELD[place] = file, threading.get_ident()
                 closing.pop_all()
 
 
@@ -59,12 +65,9 @@ def _locked(file: IO[bytes], folder: Path) -> bool:
         owner = file.read(300).decode(errors="replace").partition(" ")[0].strip()
         mine = os.fstat(file.fileno())
         # the folder was moved meanwhile
-        if any(os.path.samestat(mine, os.fstat(held.fileno())) for held in _HELD.values()):
+        if any(os.path.samestat(mine, os.fstat(held.fileno())) for held, _ in _HELD.values()):
             return False
-        raise RunError(
-            f"process {owner} is at work in {folder}. Wait for its end, or choose "
-            "another run directory.",
-        ) from None
+        raise RunError(f"process {owner} is at work in {folder}. {_OTHERWISE}") from None
     except OSError as error:
         raise RunError(
             f"{folder} cannot be locked against other processes ({error.strerror}). Choose a run "
@@ -75,8 +78,10 @@ def _locked(file: IO[bytes], folder: Path) -> bool:
 
 
 def release(folder: Path) -> None:
-    """Let other processes in again."""
+    """Let others in again, if this thread keeps them out."""
     place = folder.resolve() / ".lock"
-    if file := _HELD.pop(place, None):
+    file, thread = _HELD.get(place, (None, 0))
+    if file and thread == threading.get_ident():
+        del _HELD[place]
         place.unlink(missing_ok=True)
         file.close()

@@ -187,7 +187,20 @@ class Comparison:
             margin=None if self.margin is None else -self.margin,
             probability=1.0 - self.probability,
             annotations=tuple(Annotation(a.annotator, -a.preference) for a in self.annotations),
+            metadata=turned_facts(self.metadata),
         )
+
+
+def turned_facts(metadata: Facts) -> Json:
+    """The metadata with facts on the two sides exchanged, and differences of the two negated."""
+    other = {"chosen": "rejected", "rejected": "chosen"}
+    names = {key: key.partition("_") for key in metadata}
+    return {
+        other.get(first, first) + dash + rest: -metadata[key]
+        if key in ("gold_difference", "fluent_difference")
+        else metadata[key]
+        for key, (first, dash, rest) in names.items()
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from tether.core.protocols import Engine, count_of
-from tether.core.types import Prompt, Rollout, Sampling, Score
+from tether.core.types import Json, Prompt, Rollout, Sampling, Score
 from tether.evaluation.suite import Figures, MeasuredPolicy, by_row, row_names
 from tether.evaluation.winrate import MaybeScores, mean_estimate
 from tether.stats import Estimate, jackknife, without_interval
@@ -49,6 +50,25 @@ def answers_at(
         for rollout in group.rollouts
         for _ in range(num_samples // drawn)
     ]
+
+
+def as_block(rollouts: Sequence[Rollout], whole: bool) -> Json:
+    """Answers as a comparison keeps them: texts, how many came to their end, and how long they are on
+    average, in tokens; of `outcomes` those that no judge decides: failures of an environment, and
+    with `whole` what it gave. The texts are then whole episodes.
+    """
+    outcomes = [r.outcome if whole or r.failure else None for r in rollouts]
+    rows = [
+        one and [one.value, {} if r.failure else one.parts, one.reason]
+        for r, one in zip(rollouts, outcomes, strict=True)
+    ]
+    turns = ([f"{turn.role}: {turn.spoken}" for turn in r.turns] for r in rollouts)
+    return {
+        "texts": ["\n\n".join(each) for each in turns] if whole else [r.text for r in rollouts],
+        **({"outcomes": rows} if any(rows) else {}),
+        "finished": statistics.fmean(r.finished for r in rollouts),
+        "length": statistics.fmean(r.num_written for r in rollouts),
+    }
 
 
 @dataclass(eq=False, kw_only=True)

@@ -20,7 +20,6 @@ from tether.core.types import (
     Annotation,
     Comparison,
     Conversation,
-    Facts,
     Prompt,
     Sampling,
     Score,
@@ -266,33 +265,23 @@ def _judgment(chosen_first: Verdict, chosen_second: Verdict) -> Judgment:
 
 
 def _labelled(row: Comparison, judge: str, probability: float, judgment: Judgment) -> Comparison:
-    turned = probability < 0.5
-    metadata = dict(_exchanged(row.metadata) if turned else row.metadata)
-    given = row.swap().probability if turned else row.probability
+    row = row.swap() if probability < 0.5 else row
     odds = judgment.log_odds
     probability = max(probability, 1.0 - probability)
-    metadata |= {"judge": judge, "given_probability": given, "position_bias": judgment.bias}
-    metadata["log_odds"] = abs(odds) if odds is not None and math.isfinite(odds) else None
+    facts = {
+        "judge": judge,
+        "given_probability": row.probability,
+        "position_bias": judgment.bias,
+        "log_odds": abs(odds) if odds is not None and math.isfinite(odds) else None,
+    }
     return replace(
-        row.swap() if turned else row,
+        row,
         probability=probability,
         tie=probability == 0.5,
         margin=None,
         annotations=(Annotation(judge, 2.0 * probability - 1.0),),
-        metadata=metadata,
+        metadata={**row.metadata, **facts},
     )
-
-
-def _exchanged(metadata: Facts) -> Facts:
-    """The metadata with facts on the two sides exchanged, and differences of the two negated."""
-    other = {"chosen": "rejected", "rejected": "chosen"}
-    names = {key: key.partition("_") for key in metadata}
-    return {
-        other.get(first, first) + dash + rest: -metadata[key]
-        if key in ("gold_difference", "fluent_difference")
-        else metadata[key]
-        for key, (first, dash, rest) in names.items()
-    }
 
 
 def judged_scores(

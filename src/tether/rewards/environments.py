@@ -123,7 +123,7 @@ class EnvironmentThreads:
         self.players = {
             number: _Player(make=self.make, prompt=prompt) for number, prompt in tasks.items()
         }
-        return self._tried({number: player.begin for number, player in self.players.items()})
+        return self._tried({number: lambda n=number: self.players[n].begin() for number in tasks})
 
     def step(self, replies: Mapping[int, Message]) -> dict[int, Turn | str]:
         turns = self._tried(
@@ -163,6 +163,11 @@ class EnvironmentThreads:
                 work = (futures[number], call)
                 threading.Thread(target=_settle, args=work, daemon=True, name=self.source).start()
             wait(futures.values(), self.time_limit)
+        for number, future in futures.items():
+            player = self.players[number]
+            if not future.done() and player.environment is None:  # it is still made
+                future.add_done_callback(lambda _, late=player: _close(late.environment))
+                self.players[number] = replace(player)
         return {number: self._result(future) for number, future in futures.items()}
 
     def _result(self, future: Future[T]) -> T | str:

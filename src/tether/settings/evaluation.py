@@ -84,8 +84,12 @@ Premises = Annotated[
 class EvaluationSection(PromptedSection):
     """The judge, and the answers that it judges. Lengths are in tokens."""
 
-    judge: Annotated[AFunction | AModel, BY_KIND] = Field(
-        description="a function that scores answers, or a language model with a rubric",
+    judge: Annotated[
+        Annotated[Literal["environment"], Tag("environment")] | AFunction | AModel,
+        BY_KIND,
+    ] = Field(
+        description="a function that scores answers, a language model with a rubric, or the "
+        "environment that the policy was trained in",
     )
     samples: FromOne = Field(default=1, description="answers a prompt")
     max_new_tokens: int | None = Field(

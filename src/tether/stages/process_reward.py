@@ -8,6 +8,7 @@ Lightman et al. 2023 (https://arxiv.org/abs/2305.20050), Uesato et al. 2022
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 
@@ -30,6 +31,8 @@ from tether.models.trunk import Role
 from tether.settings.supervised import ProcessRewardConfig
 from tether.stages.learner.ranks import ALONE, Ranks
 from tether.stages.supervised import Update, go_through, measure
+
+_LOG = logging.getLogger(__name__)
 
 
 class ProcessRewardModeling:
@@ -122,15 +125,11 @@ class ProcessRewardModeling:
         """Step F1 and first-error F1 with their intervals, of the model and of chance; see
         `compare_with_chance`.
 
-        Every judgement is written to the run's heldout.json. Solutions with targets alone are left
-        out.
+        Every judgement is written to the run's heldout.json.
 
         Args:
             calibration: solutions of other problems, on which thresholds are chosen.
         """
-        solutions, calibration = (
-            [s for s in part if s.judged] for part in (solutions, calibration)
-        )
         right, labels = (
             [[bool(s.labels[k]) for k in s.judged] for s in part]
             for part in (solutions, calibration)
@@ -171,9 +170,13 @@ class ProcessRewardModeling:
             "num_heldout_problems": len({s.group for s in test}),
             "skipped": skipped,
         }
-        if any(s.judged for s in test):
-            judged = calibration if any(s.judged for s in calibration) else train
-            summary["heldout"] = self.report(test, judged, run)
+        train, calibration, test = (
+            [s for s in part if s.judged] for part in (train, calibration, test)
+        )
+        if test and not (calibration or train):
+            _LOG.warning("every judged solution is held out: there is none to choose thresholds on")
+        elif test:
+            summary["heldout"] = self.report(test, calibration or train, run)
         return {**summary, **loop.summary(start)}
 
     def prepare(

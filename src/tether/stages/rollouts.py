@@ -426,17 +426,19 @@ def step_metrics(
     scores = experience.scores
     values = experience.values
     metrics = sample_metrics(rollouts, scores)
-    seen = written & experience.has_logprobs[:, None]
+    drawn = mask.new_tensor([bool(r.logprobs) for r in rollouts])
+    drawn |= ~drawn.any()  # where others wrote all of them
+    seen = written & (experience.has_logprobs & drawn)[:, None]
     if spreads := [score.parts["spread"] for score in scores if "spread" in score.parts]:
         metrics["reward/spread"] = statistics.fmean(spreads)
     if bool(seen.any()):
         metrics["policy/entropy"] = float(masked_mean(experience.entropy, seen))
-        if all(r.logprobs for r in rollouts):
+        if any(r.logprobs for r in rollouts):
             gap = (experience.logprobs - experience.rollout_logprobs).abs()
             metrics["policy/engine_gap"] = float(masked_mean(gap, seen))
     if coefficient is not None:
         metrics["kl/coefficient"] = coefficient
-        both = experience.has_logprobs & experience.has_reference
+        both = experience.has_logprobs & experience.has_reference & drawn
         ratios = kl_policy_reference_k1(experience.logprobs, experience.reference_logprobs)
         if bool(both.any()):
             mean_kl = float(masked_mean((ratios * written).sum(-1), both))

@@ -12,6 +12,7 @@ import torch
 import transformers
 from huggingface_hub import ModelCard
 from peft import PeftModel
+from safetensors.torch import load_file
 
 from tether.cli.tools import export as exporting
 from tether.cli.tools.export import export_model
@@ -556,3 +557,15 @@ def test_the_command_says_what_it_wrote_and_how_far_off_it_is(run, tmp_path, cap
         )
         and "lack a constant of" in told
     )
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float32"])
+def test_a_model_no_run_made_is_not_rounded_on_the_way(tmp_path, monkeypatch, dtype):
+    """Also on a processor that multiplies bfloat16 faster."""
+    monkeypatch.setenv("TETHER_CPU_DTYPE", "bfloat16")
+    tiny_model(3).save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    export_model(str(tmp_path / "model"), tmp_path / "out", dtype=dtype)
+    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("model", "out"))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)

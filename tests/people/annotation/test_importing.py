@@ -144,6 +144,43 @@ def test_labels_of_a_file_count_as_judgments_or_as_known_answers(store, tmp_path
     assert all(known[vote.item] == vote.choice for vote in votes(store))
 
 
+def test_facts_on_the_two_sides_turn_with_the_verdict(store, tmp_path):
+    """People prefer what the file calls rejected, and what the file says of the sides follows."""
+    rows = [
+        {
+            "prompt": f"p{n}",
+            "chosen": f"good {n}",
+            "rejected": f"bad {n}",
+            "chosen_source": "book",
+            "rejected_source": "web",
+            "gold_difference": 2.5,
+            "annotations": said(Ada=1 if n % 2 else -1),
+        }
+        for n in range(20)
+    ]
+    import_cases(store, read_cases(lines(tmp_path / "pairs.jsonl", rows)))
+    found = list(comparisons(store))
+    kept = [c for c in found if c.chosen[0].content.startswith("good")]
+    assert len(found) == 20 and len(kept) == 10
+    for comparison in found:
+        facts = [comparison.metadata[name] for name in ("chosen_source", "rejected_source")]
+        is_kept = comparison in kept
+        assert facts == (["book", "web"] if is_kept else ["web", "book"])
+        assert comparison.metadata["gold_difference"] == (2.5 if is_kept else -2.5)
+
+
+def test_columns_of_another_file_are_not_taken_for_a_stores_own(store, tmp_path):
+    """They go in as facts, come out as facts, and nothing of ours stands in their place."""
+    foreign = {"verdict": "clear", "round": 3, "state": "Ohio", "settled_by": "a court"}
+    row = {"prompt": "p", "chosen": "a", "rejected": "b", "annotations": said(Ada=1), **foreign}
+    import_cases(store, read_cases(lines(tmp_path / "pairs.jsonl", [row])))
+    (case,) = cases(store)
+    assert case.round == "" and case.details["metadata"] == foreign
+    (out,) = comparisons(store)
+    expected = {"imported_verdict": "clear", "round": 3, "state": "Ohio", "settled_by": "a court"}
+    assert out.metadata == {**expected, "verdict": "chosen", "strategy": "imported"}
+
+
 def test_a_store_copied_through_a_file_says_the_same(store, tmp_path):
     import_cases(
         store,

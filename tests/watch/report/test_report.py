@@ -1218,17 +1218,6 @@ def test_set_aside_rows_and_left_out_steps_are_warnings(tmp_path, synthetic):
     assert "sft: only 1 update." in told
 
 
-def test_a_comparison_of_single_answers_behind_episodes_is_a_warning(tmp_path, synthetic):
-    run = synthetic.write_quickstart(tmp_path / "run")
-    assert not any("episodes" in one for one in conclusion(read_journey(run)).warnings)
-    synthetic.write(
-        run / "ppo" / "config.json",
-        {"ppo": {"environment": {"call": "game.py:Guess"}}},
-    )
-    warnings = conclusion(read_journey(run)).warnings
-    assert any(one.startswith("ppo plays episodes") for one in warnings)
-
-
 def test_a_run_with_servers_shows_who_waits_for_whom(tmp_path, synthetic):
     run = tmp_path / "run" / "grpo"
     rows = [

@@ -116,7 +116,7 @@ def export_model(
         raise ConfigError(
             f"--gguf {gguf}: a GGUF file is written of a whole policy, in {', '.join(TYPES)}",
         )
-    role, loaded = load_source(origin)
+    role, loaded = load_source(origin, dtype)
     if adapter and role.adapter is None:
         raise ConfigError(
             f"{source} was trained whole: there is no adapter to keep. Export it without --adapter.",

@@ -12,7 +12,9 @@ from tether.core.rundir import read_json
 from tether.core.types import Json
 from tether.models.adapter_folders import holds_adapter
 from tether.models.loading import LoadedModel
+from tether.models.pretrained import config_at_hand
 from tether.models.saving import base_noted, is_role, member_folders, read_role
+from tether.models.speech import read_speech
 from tether.models.trunk import Role
 from tether.runner.assembly.models import open_model
 from tether.runner.assembly.roles import load_policy, load_scorer, new_head, new_role, newest_policy
@@ -142,8 +144,8 @@ def _checkpoint(path: Path) -> Source:
     return Source(kind=kind, source=str(path), stage=stage, checkpoint=path)
 
 
-def load_source(source: Source) -> tuple[Role, LoadedModel]:
-    """The role, on its base.
+def load_source(source: Source, dtype: str) -> tuple[Role, LoadedModel]:
+    """The role, on its base, without a loss of what shall be written in `dtype`.
 
     Raises:
         ModelError, MissingFileError, RunError: a part is missing or does not fit.
@@ -157,7 +159,9 @@ def load_source(source: Source) -> tuple[Role, LoadedModel]:
         assert source.folder is not None
         (role,), loaded = load_scorer(source.folder)
         return role, loaded
-    role, loaded = load_policy(str(source.folder or source.source))
+    own = source.folder or source.stage
+    settings = None if own else _exact(source.source, dtype)
+    role, loaded = load_policy(str(source.folder or source.source), settings)
     # SFT's result: its system message stands in the recipe
     if source.stage is not None and source.folder is None:
         loaded = replace(
@@ -165,6 +169,17 @@ def load_source(source: Source) -> tuple[Role, LoadedModel]:
             system_prompt=read_json(source.stage / "config.json")["model"].get("system_prompt"),
         )
     return role, loaded
+
+
+def _exact(source: str, dtype: str) -> ModelConfig | None:
+    """Settings for a model that no run made, where a processor's own type would round its
+    weights.
+    """
+    config = config_at_hand(ModelConfig(source=source))
+    rounds = config is not None and config.dtype not in (None, torch.bfloat16)
+    if read_speech(source) or not (rounds or dtype == "float32"):
+        return None
+    return ModelConfig(source=source, dtype="float32")
 
 
 def role_of_checkpoint(path: Path, config: Json) -> tuple[Role, LoadedModel]:

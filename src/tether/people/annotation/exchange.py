@@ -21,7 +21,7 @@ from typing import Literal, TypedDict, Unpack, get_args
 from sqlalchemy import select
 
 from tether.core.errors import ConfigError
-from tether.core.types import Annotation, Comparison, Facts, Json, Texts
+from tether.core.types import Annotation, Comparison, Facts, Json, Texts, turned_facts
 from tether.people.annotation.queries import JUDGED, OPEN, TASKS
 from tether.people.annotation.store import ORIGIN, Answer, Store, answer_of
 from tether.people.annotation.tables import (
@@ -40,6 +40,8 @@ How = Literal["majority", "soft", "dawid-skene"]
 CHUNK = 500
 FINISHED = ("done", "settled")
 LONGEST_SLICE = 40
+COMPUTED = ("verdict", "round", "strategy", "guidelines", "settled_by", "state")
+"""What a store notes among the facts of each comparison."""
 PROVENANCE = {
     name: {"score": "reward_score", "spread": "reward_spread"}.get(name, name) for name in ORIGIN
 }
@@ -97,7 +99,16 @@ def turned(case: Case) -> Case:
     """The same case with its sides exchanged."""
     opinions = tuple(opinion.placed(FLIPPED) for opinion in case.opinions)
     gold = FLIPPED.get(case.known or "", case.known)
-    return replace(case, first=case.second, second=case.first, opinions=opinions, known=gold)
+    metadata = turned_facts(case.details.get("metadata", {}))
+    details = {**case.details, "metadata": metadata} if metadata else case.details
+    return replace(
+        case,
+        first=case.second,
+        second=case.first,
+        opinions=opinions,
+        known=gold,
+        details=details,
+    )
 
 
 def ordered(case: Case) -> Case:
@@ -273,10 +284,10 @@ def comparison_of(case: Case, how: How = "majority", label: Label | None = None)
         verdict = label.verdict
     elif how != "soft":
         share = {"first": 1.0, "second": 0.0}.get(verdict or "tie", 0.5)
+    if share < 0.5:
+        return comparison_of(turned(case), how, label)
     tie = verdict not in FLIPPED
-    turned = share < 0.5
-    sign = -1.0 if turned else 1.0
-    chosen, rejected = (case.second, case.first) if turned else (case.first, case.second)
+    chosen, rejected = case.first, case.second
     return Comparison(
         prompt=chosen.prompt,
         chosen=chosen.response,
@@ -285,50 +296,48 @@ def comparison_of(case: Case, how: How = "majority", label: Label | None = None)
             case.details.get("id") or "-".join(sorted(side.id[:12] for side in (chosen, rejected))),
         ),
         group=chosen.group,
-        margin=None if tie else _margin(counted, sign),
+        margin=None if tie else _margin(counted),
         tie=tie,
-        probability=1.0 - share if turned else share,
-        annotations=tuple(
-            Annotation(o.annotator, o.preference * sign if o.preference else 0.0)
-            for o in case.opinions
-        ),
-        metadata=_metadata(case, chosen, rejected, tie),
+        probability=share,
+        annotations=tuple(Annotation(o.annotator, o.preference) for o in case.opinions),
+        metadata=_metadata(case, tie),
     )
 
 
-def _margin(opinions: Sequence[Opinion], sign: float) -> float | None:
+def _margin(opinions: Sequence[Opinion]) -> float | None:
     """The mean strength, positive for the chosen side; None if a judgment has none."""
     if any(one.strength is None and one.preference for one in opinions) or not any(
         one.strength for one in opinions
     ):
         return None
-    mean = sign * STRENGTHS * sum(one.preference for one in opinions) / len(opinions)
+    mean = STRENGTHS * sum(one.preference for one in opinions) / len(opinions)
     return mean if mean > 0 else None
 
 
-def _metadata(case: Case, chosen: Answer, rejected: Answer, tie: bool) -> Json:
+def _metadata(case: Case, tie: bool) -> Json:
     settled = case.settled
     opinions = [case.settled] if case.settled else case.opinions
     bad = [opinion.choice for opinion in opinions if opinion.choice in ("tie", "both_bad")]
-    sides = {"chosen": chosen, "rejected": rejected}
+    sides = {"chosen": case.first, "rejected": case.second}
+    computed = (
+        "chosen" if not tie else "both_bad" if 2 * bad.count("both_bad") > len(bad) else "tie",
+        case.round,
+        case.strategy,
+        sorted({opinion.guidelines for opinion in case.opinions} - {0}),
+        settled.annotator if settled else None,
+        None if case.state in FINISHED else case.state,
+    )
     facts = {
         f"{side}_{fact}": getattr(sides[side], name)
         for side in sides
         for name, fact in PROVENANCE.items()
-    } | {
-        "verdict": "chosen"
-        if not tie
-        else "both_bad"
-        if 2 * bad.count("both_bad") > len(bad)
-        else "tie",
-        "round": case.round,
-        "strategy": case.strategy,
-        "guidelines": sorted({opinion.guidelines for opinion in case.opinions} - {0}),
-        "settled_by": settled.annotator if settled else None,
-        "state": None if case.state in FINISHED else case.state,
-    }
+    } | dict(zip(COMPUTED, computed, strict=True))
     given = {name: value for name, value in facts.items() if value not in (None, "", {}, [])}
-    return {**chosen.prompt_details, **case.details.get("metadata", {}), **given}
+    brought = {
+        f"imported_{name}" if name in given else name: value
+        for name, value in case.details.get("metadata", {}).items()
+    }
+    return {**case.first.prompt_details, **brought, **given}
 
 
 def votes(

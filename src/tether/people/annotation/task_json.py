@@ -36,7 +36,7 @@ from tether.data.formats.fields import (
 from tether.data.formats.json_rows import fault, kind_name, parse
 from tether.data.formats.registry import format_named, kind_reader
 from tether.data.rows import record_row
-from tether.people.annotation.exchange import PROVENANCE, Case, ordered, turned
+from tether.people.annotation.exchange import COMPUTED, PROVENANCE, Case, ordered, turned
 from tether.people.annotation.store import ORIGIN, Answer, Origin
 from tether.people.labels.pairs import shown_left
 from tether.people.labels.votes import CHOICES, STRENGTHS, Choice, Opinion
@@ -392,9 +392,10 @@ def case_of(
     chosen, rejected = (Answer(row.prompt, side, row.group, **origin) for side, origin in answers)
     if chosen.id == rejected.id:
         raise DataError("equal responses: there is nothing to compare")
-    expert = facts.pop("settled_by", None)
-    for computed in ("verdict", "guidelines", "state"):
-        facts.pop(computed, None)
+    # a store's own rows have both, whatever else they have; of another file these are plain facts
+    ours = {"verdict", "strategy"} <= facts.keys()
+    own = {name: facts.pop(name, "") for name in COMPUTED} if ours else {}
+    expert = own.get("settled_by")
     opinions = tuple(opinions) or tuple(_annotated(vote, expert) for vote in row.annotations)
     label = (
         "tie"
@@ -405,16 +406,14 @@ def case_of(
     )
     if labels:
         opinions = (*opinions, Opinion(label, annotator=labels))
-    batch = str(facts.pop("round", ""))
-    strategy = str(facts.pop("strategy", "")) or "imported"
     details = {"id": row.id, "metadata": facts}
     case = Case(
         chosen,
         rejected,
         () if gold else opinions,
         known=label if gold else None,
-        round=batch,
-        strategy=strategy,
+        round=str(own.get("round", "")),
+        strategy=str(own.get("strategy", "")) or "imported",
         details=details,
     )
     # the better side of a file often comes first; which is `first` here must not tell

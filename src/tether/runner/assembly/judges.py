@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import Literal
 
 from tether.core.digest import digest
 from tether.core.errors import RewardError
@@ -93,12 +94,12 @@ TextJudge = Callable[[Sequence[Prompt], Sequence[str]], list[Score]]
 """(prompts, responses) -> scores, higher being better."""
 
 
-def judge_note(config: FunctionJudge | JudgeConfig) -> dict[str, str]:
+def judge_note(config: Literal["environment"] | FunctionJudge | JudgeConfig) -> dict[str, str]:
     """The judge, for the manifest: a function's name and the first line of its docstring, or the
     name of the model.
     """
-    if isinstance(config, JudgeConfig):
-        return {"name": config.name, "says": ""}
+    if not isinstance(config, FunctionJudge):
+        return {"name": config if isinstance(config, str) else config.name, "says": ""}
     says = inspect.getdoc(load_function(config.call, key="judge.call")) or ""
     return {"name": config.call, "says": says.partition("\n")[0]}
 

@@ -32,6 +32,7 @@ from tether.runner.assembly.roles import (
     value_of,
 )
 from tether.runner.assembly.teachers import attach_teachers, teachers_of
+from tether.settings.environment import EnvironmentConfig
 from tether.settings.model import ModelConfig
 from tether.settings.sampling import BestOfNSection, OnlineSection, PolicySection, SamplingSection
 from tether.stages.best_of_n import BestOfN
@@ -102,7 +103,7 @@ def online_stage(
         if ranks.mesh
         else shared(
             episodes_of(
-                section,
+                section.environment,
                 local_engine(policy, loaded, max_rows=section.engine_rows),
                 loaded,
             ),
@@ -126,9 +127,13 @@ def online_stage(
     return stage, loaded
 
 
-def episodes_of(section: SamplingSection, engine: TokenEngine, loaded: LoadedModel) -> Engine:
+def episodes_of(
+    config: EnvironmentConfig | None,
+    engine: TokenEngine,
+    loaded: LoadedModel,
+) -> Engine:
     """An engine as it is; with an environment its rollouts are episodes."""
-    if (config := section.environment) is None:
+    if config is None:
         return engine
     return EpisodeEngine(
         engine,
@@ -170,7 +175,7 @@ def engine_on_servers(
             placement=place,
         )
         engine = ends.enter_context(contextlib.closing(servers))
-        generate = episodes_of(job.settings, engine, loaded).generate
+        generate = episodes_of(job.settings.environment, engine, loaded).generate
     # The same number of threads on all ranks, so that they round alike.
     torch.set_num_threads(ranks.once(torch.get_num_threads))
     return FirstEngine(engine, probe, ranks, generate)

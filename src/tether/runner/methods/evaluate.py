@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import math
 import re
-import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 from tether.core.budget import time_limit
 from tether.core.digest import digest
@@ -36,7 +36,7 @@ from tether.core.types import Facts, Json, Metrics, Prompt, Rollout, Sampling, S
 from tether.data.formats.fields import prompt_digest
 from tether.data.seen import shared_prompts
 from tether.evaluation.decoding import control, other_temperatures
-from tether.evaluation.held_out import answers_at, column_figures, scores_by_part
+from tether.evaluation.held_out import answers_at, as_block, column_figures, scores_by_part
 from tether.evaluation.length_controlled import answers_at_equal_length
 from tether.evaluation.likelihood import kl_to_reference
 from tether.evaluation.suite import MeasuredPolicy, Moment, Record, Suite, as_record, note_changes
@@ -49,10 +49,13 @@ from tether.runner.assembly.evaluation.suites import recipe_evaluators, suite_of
 from tether.runner.assembly.job import Job
 from tether.runner.assembly.judges import TextJudge, judge_note, text_judge
 from tether.runner.assembly.models import open_model
+from tether.runner.assembly.online import episodes_of
 from tether.runner.assembly.roles import encoder_of, load_policy, local_engine, newest_policy
 from tether.runner.methods.overlaps import trained_prompts
+from tether.settings.environment import EnvironmentConfig
 from tether.settings.evaluation import UNTRAINED, EvaluationSection
 from tether.settings.model import ModelConfig
+from tether.settings.sampling import SamplingSection
 from tether.stages.learner.ranks import Ranks
 
 _LOG = logging.getLogger("tether.evaluate")
@@ -92,7 +95,7 @@ def train(
     rows = usable_once(job, rows, sampling.max_new_tokens, common / "left_out.json", load)
     fitting = Fitting(time_limit(), common / FITTING, len(rows))
     rows = fitting.order(rows, job.seed)
-    judge = text_judge(section.judge, job.root)
+    judge = None if section.judge == "environment" else text_judge(section.judge, job.root)
     with ExitStack() as closing:
         asked = _Sides(job, rows, judge, sampling, fitting, closing)
         before = asked.answers("before", common / "before", None)
@@ -119,13 +122,28 @@ def train(
 
 
 def check_evaluation(job: Job[EvaluationSection], _: ModelConfig) -> None:
-    """Check that settings of sampling are possible before the first stage begins."""
+    """Check that settings of sampling are possible before the first stage begins, and that there is
+    an environment if it shall judge.
+    """
+    played = _environment(job)
+    if job.settings.judge == "environment" and not (played and played.call):
+        raise ConfigError(
+            "evaluate.judge = 'environment' needs a stage with environment.call, whose rewards it "
+            "takes: name a function or a model",
+        )
     sampling = sampling_of(job.settings, job.sampling)
     if sampling.thought_tokens >= sampling.max_new_tokens:
         raise ConfigError(
             f"evaluate.max_new_tokens = {sampling.max_new_tokens} leaves no answer behind "
             f"thought_tokens = {sampling.thought_tokens}: raise it",
         )
+
+
+def _environment(job: Job[EvaluationSection]) -> EnvironmentConfig | None:
+    """What the policy was trained in, and what both sides answer in."""
+    trained = map(job.others.get, job.policies)
+    played = (one.environment for one in trained if isinstance(one, SamplingSection))
+    return next(filter(None, played), None)
 
 
 def sampling_of(section: EvaluationSection, trained: Sampling | None) -> Sampling:
@@ -175,7 +193,7 @@ class _Sides:
         self,
         job: Job[EvaluationSection],
         prompts: Sequence[Prompt],
-        judge: TextJudge,
+        judge: TextJudge | None,
         sampling: Sampling,
         fitting: Fitting,
         closing: ExitStack,
@@ -222,7 +240,8 @@ class _Sides:
                 _LOG.warning("%s: of other weights or prompts, so all is drawn again", name)
             begun = self.fitting.clock()
             role, loaded = load_policy(str(source), start_model, job.seed)
-            engine = local_engine(role, loaded, max_rows=self.section.engine_rows)
+            plain = local_engine(role, loaded, max_rows=self.section.engine_rows)
+            engine = episodes_of(_environment(job), plain, loaded)
             own = self.sampling.temperature
             # the trunk without its adapter is the start
             shared = role.adapter is not None or policy is None
@@ -238,17 +257,17 @@ class _Sides:
             sampled, moved = self._fitted(answered, opening)
             rollouts = sampled.pop(own)
             kl = {"kl": mean_estimate(moved, self.groups).as_dict()}
-            decoded = {f"{temperature:g}": _texts(rows) for temperature, rows in sampled.items()}
-            measured = self._measured(MeasuredPolicy(role, encoder_of(loaded), engine))
-            texts = _texts(rollouts)
+            whole = self.judge is None
+            texts = {f"{t:g}": as_block(rows, whole) for t, rows in sampled.items()}
+            measured = self._measured(MeasuredPolicy(role, encoder_of(loaded), plain))
             write_json(
                 path,
                 {
                     "weights": weights,
                     "prompts": self.asked,
-                    **texts,
+                    **as_block(rollouts, whole),
                     **kl,
-                    "decoded": decoded,
+                    "decoded": texts,
                     **measured,
                 },
             )
@@ -348,9 +367,9 @@ class _Sides:
         decoded = {
             f"{temperature}/{key}": column
             for temperature, answers in side["decoded"].items()
-            for key, column in scores_by_part(self.judged(answers["texts"])).items()
+            for key, column in scores_by_part(self.judged(answers)).items()
         }
-        scores = column_figures(scores_by_part(self.judged(side["texts"])), groups)
+        scores = column_figures(scores_by_part(self.judged(side)), groups)
         records = [
             as_record("held_out", moment, 0, scores),
             Record(evaluator="kl", moment=moment, step=0, figures={"kl": side["kl"]}, rows={}),
@@ -366,16 +385,19 @@ class _Sides:
         """Score the answers of all sides at all temperatures, those to a prompt one after another:
         a judge that reads prompts reads each once.
         """
-        columns = {tuple(t): None for side in sides for t in self._texts_of(side).values()}
+        blocks = [block for side in sides for block in self._blocks(side).values()]
+        columns = {tuple(one["texts"]): None for one in blocks if not all(_outcomes(one))}
         prompts = [prompt for prompt in self.prompts for _ in columns]
         texts = [text for row in zip(*columns, strict=True) for text in row]
-        scores = self.judge(prompts, texts)
+        scores = self.judge(prompts, texts) if self.judge else []
         for place, column in enumerate(columns):
             self._scores[column] = scores[place :: len(columns)]
 
-    def judged(self, texts: Sequence[str]) -> list[Score]:
-        """Scores of answers to the held-out prompts."""
-        return self._scores[tuple(texts)]
+    def judged(self, block: Facts) -> list[Score]:
+        """Scores of answers to the held-out prompts: the judge's, or what the environment gave."""
+        given = _outcomes(block)
+        scores = self._scores.get(tuple(block["texts"]), given)
+        return [Score(*own) if own else score for own, score in zip(given, scores, strict=True)]
 
     def gained(self, before: Facts, after: Facts) -> Json:
         """Gold before and after, gain and win rate with their intervals, parts, and what decoding
@@ -389,7 +411,7 @@ class _Sides:
             own,
         )
         if (measured := controls["by_temperature"].get(f"{own:g}")) is None:
-            reasons = filter(None, (score.reason for score in self.judged(after["texts"])))
+            reasons = filter(None, (score.reason for score in self.judged(after)))
             reason = next(reasons, "")
             raise ConfigError(
                 f"the judge scored no answer of both sides{f': {reason}' if reason else ''}. Look "
@@ -397,7 +419,7 @@ class _Sides:
             )
         gold: Json = {f"gold_{name}": measured[name]["value"] for name in ("before", "after")}
         gold |= {f"gold_{name}": measured[name] for name in ("gain", "win_rate")}
-        parts = [_mean_parts(self.judged(side["texts"])) for side in (before, after)]
+        parts = [_mean_parts(self.judged(side)) for side in (before, after)]
         gold["gold_parts"] = {k: {"before": parts[0][k], "after": parts[1][k]} for k in parts[0]}
         return {**gold, "gold_by_temperature": controls.pop("by_temperature"), **controls}
 
@@ -411,13 +433,13 @@ class _Sides:
         return {"gold_win_rate_at_equal_length": rate.as_dict()}
 
     def _scores_by_temperature(self, answers: Facts) -> dict[float, list[float | None]]:
-        sides = self._texts_of(answers)
-        return {t: [score.value for score in self.judged(texts)] for t, texts in sides.items()}
+        blocks = self._blocks(answers)
+        return {t: [score.value for score in self.judged(block)] for t, block in blocks.items()}
 
-    def _texts_of(self, side: Facts) -> dict[float, Sequence[str]]:
+    def _blocks(self, side: Facts) -> dict[float, Facts]:
         """A side's answers by temperature, that of training first."""
-        others = {float(t): one["texts"] for t, one in side["decoded"].items()}
-        return {self.sampling.temperature: side["texts"], **others}
+        others = {float(t): block for t, block in side["decoded"].items()}
+        return {self.sampling.temperature: side, **others}
 
     def rows(self, before: Facts, after: Facts) -> Iterator[Json]:
         """A line an answer: the start's, the first policy's, and those of the others."""
@@ -437,7 +459,7 @@ class _Sides:
             yield row
 
     def _scored(self, answers: Facts) -> list[tuple[str, Score]]:
-        return list(zip(answers["texts"], self.judged(answers["texts"]), strict=True))
+        return list(zip(answers["texts"], self.judged(answers), strict=True))
 
 
 def _compared(asked: _Sides, before: Facts, after: Facts) -> Json:
@@ -462,13 +484,8 @@ def _compared(asked: _Sides, before: Facts, after: Facts) -> Json:
     }
 
 
-def _texts(rollouts: Sequence[Rollout]) -> Json:
-    """Texts, how many came to their end, and how long they are on average, in tokens."""
-    return {
-        "texts": [r.text for r in rollouts],
-        "finished": statistics.fmean(r.finished for r in rollouts),
-        "length": statistics.fmean(r.num_written for r in rollouts),
-    }
+def _outcomes(block: Facts) -> list[Any]:
+    return block.get("outcomes") or [None] * len(block["texts"])
 
 
 def _mean_parts(scores: Sequence[Score]) -> Metrics:

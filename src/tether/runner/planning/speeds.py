@@ -147,11 +147,15 @@ class Speeds:
         return once, 2 * len(others) * once + chosen
 
 
+LIVING = "people", "environment"
+"""Judges that are no program of known time."""
+
+
 def reads_answers(judge: object, section: Section) -> bool:
     """True if a model of known time reads each answer. The time of a user's function is unknown."""
     if isinstance(judge, FunctionJudge):
         return is_gold(judge)
-    return section.scorer is not None if judge == "reward" else judge != "people"
+    return section.scorer is not None if judge == "reward" else judge not in LIVING
 
 
 def is_gold(judge: object) -> bool:

@@ -108,7 +108,6 @@ def doubts(journey: Journey) -> Iterator[str]:
                 minutes=ended["minutes"],
             )
         counts = {
-            "episodes": journey.stage("verdict").name and stage.settings.get("environment"),
             "updates": finite(stage.summary, "steps_left_out"),
             "held-out-none": any(finite(stage.summary, key) == 0 for key in HELD_OUT),
             "rows": finite(stage.summary, "quarantine", "count"),
