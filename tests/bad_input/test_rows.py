@@ -240,6 +240,8 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("function_calls", {"answers": [{"name": 5}]}, "unreadable tool call: in column answers"),
     ("function_calls", {"answers": []}, "not a message"),
     ("openenv", {"sequences": [{"role": "agent", "node_ids": ["b"]}]}, "unreadable capture: a path has no 'b'"),
+    ("openenv_trace", {"turns": [{"loss_mask": [1]}]}, "unreadable trace: a turn has no 'prompt_token_ids'"),
+    ("calls", {"response": {"choices": []}}, "unreadable call"),
     ("squad", {"answers": {"text": []}}, "no answer: answers.text is an empty list"),
     ("answered_messages", {"ground_truth": " "}, "no final answer: column ground_truth is empty"),
     ("inputs_targets", {"targets": ""}, "empty response"),

@@ -209,6 +209,63 @@ def test_a_capture_without_messages_is_refused(spoil):
     assert "include_messages" in str(results[0])
 
 
+TRACE = Path(__file__).with_name("openenv_trace.jsonl")
+"""The same calls as a `TrainingTrace` of openenv 0.10.0, and one of which no token is trained."""
+
+
+def test_a_trace_of_openenv_is_the_calls_that_no_later_one_continues():
+    (capture,), (record,) = ([*read(path, Demonstration)] for path in (CAPTURE, TRACE))
+    assert record.messages == capture.messages
+    row = json.loads(TRACE.read_text())
+    # the harness wrote the last request anew, so that two rows are left
+    row["turns"][2]["prompt_token_ids"][0] = 99
+    reader = kind_reader(format_named("openenv_trace"), Demonstration, "here", [row])
+    first, second, other = reader(row)
+    assert "of which no token is to be trained" in str(other)
+    assert first.messages == capture.messages[:5] and second.messages == capture.messages
+    assert all(len(one.messages[0].tools) > 10 for one in (first, second))
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda row: [turn.pop("request") for turn in row["turns"]],
+        lambda row: [turn.pop("prompt_token_ids") for turn in row["turns"]],
+        lambda row: [turn.update(response={"choices": []}) for turn in row["turns"]],
+        lambda row: [
+            turn.update(response={"choices": [{"message": None}]}) for turn in row["turns"]
+        ],
+        lambda row: [turn.update(request={"messages": []}) for turn in row["turns"]],
+        lambda row: [turn.update(loss_mask=None) for turn in row["turns"]],
+        lambda row: row.update(turns=[3]),
+        lambda row: row.update(turns=["text"]),
+    ],
+)
+def test_a_trace_that_lacks_something_is_refused(spoil):
+    row = json.loads(TRACE.read_text())
+    spoil(row)
+    results = [*kind_reader(format_named("openenv_trace"), Demonstration, "here", [row])(row)]
+    assert results and all(isinstance(one, DataError) for one in results)
+
+
+def test_a_log_of_calls_of_an_api_is_read(tmp_path):
+    """As proxies write it: the body that was sent, and the body that came back."""
+    (turn, *_) = json.loads(TRACE.read_text())["turns"]
+    reply = turn["response"] | {
+        "id": "x",
+        "object": "chat.completion",
+        "usage": {"total_tokens": 9},
+    }
+    asked = turn["request"] | {"model": "m", "temperature": 1.0}
+    path = tmp_path / "log.jsonl"
+    rows = [{"request": asked, "response": reply}, {"request": asked, "response": {"error": "no"}}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    quarantine = Quarantine(tmp_path / "left.jsonl")
+    (record,) = read(path, Demonstration, quarantine=quarantine)
+    assert record.messages[-1].tool_calls and json.loads(record.messages[0].tools)
+    assert quarantine.count == 1
+
+
 def test_what_apis_write_beside_a_message_changes_nothing():
     turns = [
         TURNS[0] | {"content": [{"type": "text", "text": TURNS[0]["content"]}]},

@@ -233,16 +233,60 @@ def read_capture(row: Row) -> Iterator[Demonstration | DataError]:
             if path["role"] != "agent":
                 raise LeftOutError("no path of the agent: a retry, or another program's call")
             call = {call["node_id"]: call for call in calls}[path["node_ids"][-1]]
-            reply = {"role": "assistant", **call["response_message"]}
-            messages = [*call["request_messages"], reply]
-            messages[0] = {**messages[0], "tools": call["request_tools"]}
+            request = {"messages": call["request_messages"], "tools": call["request_tools"]}
+            reply = {"choices": [{"message": call["response_message"]}]}
         except (LookupError, TypeError) as error:
             raise DataError(
                 f"unreadable capture: a path has no {error}; include_messages writes all",
             ) from error
-        return read_conversation({"messages": messages})
+        return read_call({"request": request, "response": reply})
 
     yield from attempt(one, listed_in(row, "sequences"))
+
+
+def read_trace(row: Row) -> Iterator[Demonstration | DataError]:
+    """OpenEnv's TrainingTrace, calls of a model with their tokens: each call whose tokens no later
+    one continues, as the messages that it was made of.
+    """
+    calls = listed_in(row, "turns")
+    leave_out(row, "the turns' tokens")
+
+    def one(call: Row) -> Demonstration:
+        if 1 not in call["loss_mask"]:
+            raise LeftOutError("a call of which no token is to be trained")
+        return read_call(call)
+
+    try:
+        starts = [call["prompt_token_ids"] for call in calls]
+        for call in calls:
+            whole = call["prompt_token_ids"] + call["completion_token_ids"]
+            if not any(start[: len(whole)] == whole for start in starts):
+                yield from attempt(one, [call])
+    except (LookupError, TypeError) as error:
+        yield DataError(f"unreadable trace: a turn has no {error}")
+
+
+def holds_call(row: Row) -> bool:
+    """True where what was asked are messages, not a text."""
+    return isinstance(dict.get(row, "request"), dict)
+
+
+def read_call(row: Row) -> Demonstration:
+    """A call of a model as OpenAI's API has it: what was asked, and the first choice of the reply.
+
+    Raises:
+        DataError: it has no messages, or no reply.
+    """
+    try:
+        request = row["request"]
+        reply = {"role": "assistant", **row["response"]["choices"][0]["message"]}
+        messages = [*request["messages"], reply]
+        messages[0] = {**messages[0], "tools": request.get("tools")}
+    except (LookupError, TypeError, AttributeError) as error:
+        raise DataError(
+            "unreadable call: no messages, or no reply; include_messages writes both"
+        ) from error
+    return read_conversation({"messages": messages})
 
 
 def read_self_instruct(row: Row) -> Iterator[Demonstration | DataError]:

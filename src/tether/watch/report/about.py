@@ -67,7 +67,11 @@ def _source(models: Sequence[Row]) -> str:
 
 
 def price(own: SubRun, stages: Iterable[SubRun]) -> str:
-    """Time and memory of all that was run; empty where nothing was noted."""
+    """Prompts of the comparison, time and memory of all that was run; empty where nothing was
+    noted.
+    """
+    stages = list(stages)
+    compared = [finite(one.summary, "num_prompts") for one in stages if one.section == "evaluate"]
     summaries = [run.summary for run in (own, *stages)]
 
     def noted(key: str) -> list[float]:
@@ -75,6 +79,7 @@ def price(own: SubRun, stages: Iterable[SubRun]) -> str:
 
     whole, *parts = noted("seconds")
     sizes = (
+        (sum(filter(None, compared)), thousands, " prompts compared"),
         (whole or sum(parts), duration, ""),
         (max(noted("peak_rss_bytes")), gigabytes, " of memory"),
         (max(noted("peak_gpu_bytes")), gigabytes, " of GPU memory"),
