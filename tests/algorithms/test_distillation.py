@@ -12,6 +12,7 @@ from tether.algorithms import distillation
 from tether.algorithms.distillation import (
     DIVERGENCES,
     TeacherView,
+    TopView,
     Unembedding,
     divergence,
     generalised_jsd,
@@ -102,6 +103,42 @@ def test_float32_in_chunks_has_the_gradient_of_float64_in_one_piece(kind, frozen
         found[dtype] = [one.double() for one in (result, hidden.grad, *(o.grad for o in layer))]
     for ours, exact in zip(*found.values(), strict=True):
         assert (ours - exact).norm() <= 1e-5 * exact.norm()
+
+
+def coarse(p, ids):
+    """A distribution over these words and one for all others."""
+    return np.append(p[ids], 1 - p[ids].sum())
+
+
+@pytest.mark.parametrize("count", [1, 4, 12])
+@pytest.mark.parametrize("kind", DIVERGENCES)
+def test_the_likeliest_words_of_a_teacher_are_compared_with_all_others_as_one(kind, count):
+    """Against sums in numpy; the less is known the smaller it is, and places that are covered too
+    little do not count.
+    """
+    hidden, student, (whole, _) = made(5, tokens=200)
+    q = softmax(logits(hidden, student))
+    p = softmax(logits(whole.states, whole.unembedding))
+    ids = np.argsort(-p, -1)[:, :count]
+    top = torch.tensor(np.log(np.take_along_axis(p, ids, -1)))
+    covered = torch.arange(200) % 3 > 0
+    view = TopView(torch.tensor(ids), top, covered, 0.25)
+    ours = divergence(hidden, student, [view], kind, 0.3)
+    sums = [
+        0.25 * covered[t].item() * oracle(kind, coarse(q[t], ids[t]), coarse(p[t], ids[t]), 0.3)
+        for t in range(200)
+    ]
+    np.testing.assert_allclose(ours.numpy(), sums, rtol=1e-6, atol=1e-9)
+    full = divergence(hidden, student, [whole._replace(weight=0.25)], kind, 0.3)
+    assert bool((ours <= full + 1e-9).all())
+    gaps = token_gaps(hidden, student, [view], torch.tensor(ids[:, 0]))
+    assert not gaps.other.any()
+    hidden.requires_grad_(True)
+    divergence(hidden, student, [view], kind, 0.3).sum().backward()
+    slope, hidden.grad = hidden.grad, None
+    own, theirs = view.beside(student.logprobs(hidden), slice(0, 200))
+    (0.25 * covered * DIVERGENCES[kind](own, theirs, 0.3)).sum().backward()
+    torch.testing.assert_close(slope, hidden.grad)
 
 
 def test_no_teacher_gets_a_gradient_and_no_chunk_is_kept(monkeypatch):

@@ -139,3 +139,44 @@ def test_the_last_one_that_dies_ends_the_run_in_a_sentence(teach):
     only.answer = lambda ids, answer: (500, {"error": "out of memory"})
     with pytest.raises(RunError, match="no server is left"):
         teacher([rollout(4)])
+
+
+def likeliest(body, ids):
+    """Three tokens in the place of each, the written one among four."""
+    rows = [
+        {"5": {"logprob": -1.0}, "6": {"logprob": -0.5}, "7": {"logprob": -2.0}} for _ in ids[1:]
+    ]
+    for row, i in zip(rows, ids[1:], strict=True):
+        row[str(i)] = {"logprob": -9.0}
+    return 200, {**body, "prompt_logprobs": [None, *rows]}
+
+
+def test_the_likeliest_tokens_come_in_their_order(teach):
+    servers = [Pretended(answer=lambda ids, body: likeliest(body, ids)) for _ in range(2)]
+    teacher = teach(*servers)
+    (rows,) = teacher.likeliest([rollout(4, spans=((0, 1), (3, 4)))], 3)
+    assert rows == [([6, 5, 7], [-0.5, -1.0, -2.0])] * 2
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda rows: [row.popitem() for row in rows[1:]], "gives 3 likeliest tokens where 4"),
+        (lambda rows: rows.pop(), "answers for"),
+        (lambda rows: rows[-1].update({"99999": {"logprob": -0.1}}), "unknown ones"),
+        (lambda rows: rows[-1].update({"-1": {"logprob": -0.1}}) or rows[-1].pop("5"), "gives 3"),
+    ],
+)
+def test_likeliest_tokens_that_are_few_or_unknown_end_the_run(teach, spoil, words):
+    def answer(ids, body):
+        if not teaching:
+            return 200, body
+        status, spoiled = likeliest(body, ids)
+        spoil(spoiled["prompt_logprobs"])
+        return status, spoiled
+
+    teaching = []
+    teacher = teach(Pretended(answer=answer))
+    teaching.append(True)
+    with pytest.raises(RunError, match=words):
+        teacher.likeliest([rollout(4)], 4)

@@ -153,6 +153,22 @@ def test_a_server_teaches_what_the_same_model_here_teaches(folder, monkeypatch):
     assert own[-1]["kl/policy_reference_k1"] > 0.01
 
 
+@pytest.mark.parametrize("least_mass", [0.0, 1.0])
+def test_a_server_gives_its_likeliest_tokens(folder, monkeypatch, least_mass):
+    """The policy is the server's start at first, so that only what it left out differs; and all is
+    left out where more is asked for than any likeliest tokens have.
+    """
+    monkeypatch.setenv("TETHER_SERVER_TOKEN", "a token of the run")
+    teacher = {"addresses": [engine_server(folder)], "top_k": 5, "least_mass": least_mass}
+    pushed = {"reward_source": "random", "samples_per_prompt": 4, "divergence": "forward"}
+    run = tether.run({**recipe(teacher, **pushed), "run": f"top{least_mass}"}, progress=False)
+    first, *_, last = read_jsonl(run.path / "distill" / "metrics.jsonl")
+    assert 0.1 < first["teacher/mass_left_out"] < 0.999
+    assert first["teacher/places_left_out"] == least_mass
+    assert abs(first["teacher/divergence"]) < 1e-5
+    assert (last["teacher/divergence"] > 1e-6) == (least_mass == 0)
+
+
 def test_replies_of_the_rows_are_learned_where_nothing_is_sampled(folder):
     data = {"data": {"path": "told.jsonl"}, "own_answers": 0.0, "divergence": "forward"}
     run = tether.run(recipe(**data), progress=False)
@@ -171,6 +187,9 @@ def test_replies_of_the_rows_are_learned_where_nothing_is_sampled(folder):
         ({"divergence": "jsd", "jsd_beta": 0.0}, "no divergence"),
         ({"teacher": {"addresses": ["http://x"]}, "divergence": "reverse"}, "a server gives"),
         ({"teacher": {"addresses": ["http://x"], "system": "s"}}, "a server reads"),
+        ({"teacher": {"addresses": ["http://x"], "top_k": 5}}, "top_k has no effect"),
+        ({"teacher": {"model": "x", "top_k": 5}, "divergence": "forward"}, "top_k is of servers"),
+        ({"teacher": {"addresses": ["http://x"], "least_mass": 0.5}}, "set top_k"),
         ({"teacher": {"model": "run", "follow": 0.9}}, "moves a copy"),
         ({"teacher": {"model": "start", "follow": 0.9}, "roles": "separate"}, "shared"),
         ({"teacher": {"addresses": ["http://x"]}, "temperature": 0.7}, "temperature = 1"),

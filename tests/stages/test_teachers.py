@@ -136,7 +136,7 @@ def gap(kind, q, p, tokens, beta=0.5):
 def oracle(stage, model, rollouts, kind, weights):
     """The mean over all counted tokens of the weighted gaps, differentiated in float64."""
     double = copy.deepcopy(model).double().requires_grad_(False)
-    other = copy.deepcopy(stage.teachers.models[-1].role.model).double()
+    other = copy.deepcopy(stage.teachers.shown[-1].role.model).double()
     learned = [p for n, p in double.named_parameters() if ".policy." in n]
     for parameter in learned:
         parameter.requires_grad_(True)
@@ -256,7 +256,7 @@ def test_a_teacher_elsewhere_has_its_numbers_at_its_tokens():
     """The gradient with the numbers of a server is that with the same numbers from a model."""
     here = make()
     there = make()
-    own = here.teachers.models[0]
+    own = here.teachers.shown[0]
 
     def ask(rollouts):
         answers = []
@@ -271,7 +271,7 @@ def test_a_teacher_elsewhere_has_its_numbers_at_its_tokens():
             answers.append(p.gather(1, torch.tensor(rollout.response_ids)[:, None])[:, 0].tolist())
         return answers
 
-    there.teachers.members = [AskingTeacher(ask)]
+    there.teachers.members = [AskingTeacher(ask=ask)]
     for a, b in zip(first_update(here)[0], first_update(there)[0], strict=True):
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-3)
 

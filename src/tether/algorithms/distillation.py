@@ -65,6 +65,49 @@ class TeacherView(NamedTuple):
     unembedding: Unembedding
     weight: float = 1.0
 
+    def beside(self, student: Logprobs, place: slice) -> tuple[Tensor, Tensor]:
+        """The distributions of student and teacher over the same words."""
+        return student, self.unembedding.logprobs(self.states[place])
+
+    def likeliest(self, theirs: Logprobs, place: slice) -> Int64[Tensor, " rows"]:
+        """The teacher's likeliest token at each place."""
+        return theirs.argmax(-1)
+
+    def counted(self, place: slice) -> Tensor | float:
+        """1 at each place that counts."""
+        return 1.0
+
+
+class TopView(NamedTuple):
+    """The likeliest tokens of a teacher at the places of a batch. The rest of its probability, and of
+    the student's, counts as one more token: each divergence of what is coarser in this way is at most
+    that of the whole distributions.
+
+    - ids, logprobs: (tokens, k), the likeliest first; in nats at temperature 1.
+    - covered: (tokens,) True where these have enough probability; other places do not count.
+    """
+
+    ids: Tensor
+    logprobs: Tensor
+    covered: Tensor
+    weight: float = 1.0
+
+    def beside(self, student: Logprobs, place: slice) -> tuple[Tensor, Tensor]:
+        """See TeacherView."""
+        ids, theirs = self.ids[place], self.logprobs[place]
+        others = student.scatter(-1, ids, -torch.inf).logsumexp(-1, keepdim=True)
+        mass = theirs.double().exp().sum(-1, keepdim=True).clamp(max=1 - 1e-9)
+        rest = torch.log1p(-mass).to(theirs.dtype)
+        return torch.cat([student.gather(-1, ids), others], -1), torch.cat([theirs, rest], -1)
+
+    def likeliest(self, theirs: Logprobs, place: slice) -> Int64[Tensor, " rows"]:
+        """See TeacherView."""
+        return self.ids[place, 0]
+
+    def counted(self, place: slice) -> Tensor | float:
+        """See TeacherView."""
+        return self.covered[place]
+
 
 def kl(first: Logprobs, second: Logprobs) -> PerRow:
     """KL(first || second) of each row.
@@ -115,7 +158,7 @@ DIVERGENCES: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
 def divergence(
     hidden: States,
     student: Unembedding,
-    views: Sequence[TeacherView],
+    views: Sequence[TeacherView | TopView],
     kind: str,
     beta: float = 0.5,
 ) -> PerToken:
@@ -133,8 +176,7 @@ def divergence(
     def part(own: Tensor, place: slice) -> Tensor:
         logprobs = student.logprobs(own)
         gaps = [
-            one.weight
-            * DIVERGENCES[kind](logprobs, one.unembedding.logprobs(one.states[place]), beta)
+            one.weight * one.counted(place) * DIVERGENCES[kind](*one.beside(logprobs, place), beta)
             for one in views
         ]
         return torch.stack(gaps).sum(0)
@@ -174,7 +216,7 @@ class TokenGaps(NamedTuple):
 def token_gaps(
     hidden: States,
     student: Unembedding,
-    views: Sequence[TeacherView],
+    views: Sequence[TeacherView | TopView],
     targets: Int64[Tensor, " tokens"],
 ) -> TokenGaps:
     """Both directions of the KL, the share of other tokens, and the student's entropy.
@@ -188,19 +230,26 @@ def token_gaps(
         entropy = -(own.exp() * own).sum(-1)
         sums = [torch.zeros_like(entropy) for _ in range(3)]
         for opinion in views:
-            theirs = opinion.unembedding.logprobs(opinion.states[place])
+            mine, theirs = opinion.beside(own, place)
+            other = opinion.likeliest(theirs, place) != targets[place]
             measures = (
-                reverse_kl(own, theirs),
-                forward_kl(own, theirs),
-                (theirs.argmax(-1) != targets[place]).to(entropy.dtype),
+                reverse_kl(mine, theirs),
+                forward_kl(mine, theirs),
+                other.to(entropy.dtype),
             )
             sums = [total + opinion.weight * one for total, one in zip(sums, measures, strict=True)]
         parts.append((*sums, entropy))
     return TokenGaps(*map(torch.cat, zip(*parts, strict=True)))
 
 
-def _check(hidden: Tensor, student: Unembedding, views: Sequence[TeacherView]) -> None:
+def _check(
+    hidden: Tensor,
+    student: Unembedding,
+    views: Sequence[TeacherView | TopView],
+) -> None:
     for one in views:
+        if isinstance(one, TopView):
+            continue
         words = len(one.unembedding.weight), len(student.weight)
         if len(one.states) != len(hidden) or words[0] != words[1]:
             raise ValueError(

@@ -5,21 +5,23 @@ comes back.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from tether.core.errors import RunError
 from tether.core.received import received
 from tether.core.types import Rollout
 from tether.data.chat import ChatEncoder
-from tether.rollout.drawn import Ids
+from tether.rollout.drawn import Ids, Top
 from tether.rollout.served import TOLERANCE, probe_ids
-from tether.rollout.wire import GENERATE, MODELS, likelihoods_of, scored_request
+from tether.rollout.wire import GENERATE, MODELS, likeliest_of, likelihoods_of, scored_request
 from tether.scale.servers.launch import Servers
 from tether.scale.servers.pool import RefusedError, ServerPool
 from tether.settings.workers import ServersConfig
 
+T = TypeVar("T")
 WAITING = 8
 """Answers at a server at once, at most."""
 
@@ -37,6 +39,7 @@ class AskedTeacher:
 
     def __init__(self, config: ServersConfig, encoder: ChatEncoder, folder: Path) -> None:
         self.probe = probe_ids(encoder)
+        self.vocabulary = len(encoder.tokenizer)
         self.given = dict[str, list[float]]()
         self.bases = dict[str, str]()
         servers = Servers(lambda host, port: (), (), folder, config.running)
@@ -69,14 +72,25 @@ class AskedTeacher:
         body = scored_request(self.bases[name], ids)
         return likelihoods_of(self.pool.post(name, GENERATE, body), ids)
 
+    def _likeliest(self, name: str, ids: Ids, top: int) -> list[Top]:
+        body = scored_request(self.bases[name], ids, top)
+        return likeliest_of(self.pool.post(name, GENERATE, body), ids, top, self.vocabulary)
+
     def __call__(self, rollouts: Sequence[Rollout]) -> list[list[float]]:
         """The log-probabilities of the tokens that the policy wrote, in nats.
 
         Raises:
             RunError: no server is left, or a server refuses an answer.
         """
+        return self._all(rollouts, self._read)
+
+    def likeliest(self, rollouts: Sequence[Rollout], top: int) -> list[list[Top]]:
+        """The `top` likeliest tokens in the place of each that the policy wrote; errors as above."""
+        return self._all(rollouts, partial(self._likeliest, top=top))
+
+    def _all(self, rollouts: Sequence[Rollout], read: Callable[..., list[T]]) -> list[list[T]]:
         futures = [
-            self.pool.senders.submit(self._of, (*one.prompt_ids, *one.response_ids), one)
+            self.pool.senders.submit(self._of, (*one.prompt_ids, *one.response_ids), one, read)
             for one in rollouts
         ]
         try:
@@ -87,7 +101,7 @@ class AskedTeacher:
             for future in futures:
                 future.cancel()
 
-    def _of(self, ids: Ids, rollout: Rollout) -> list[float]:
-        logprobs = self.pool.give(partial(self._read, ids=ids), ids)
+    def _of(self, ids: Ids, rollout: Rollout, read: Callable[..., list[T]]) -> list[T]:
+        rows = self.pool.give(partial(read, ids=ids), ids)
         start = len(rollout.prompt_ids) - 1
-        return [logprobs[start + i] for begin, end in rollout.spans for i in range(begin, end)]
+        return [rows[start + i] for begin, end in rollout.spans for i in range(begin, end)]

@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from tether.algorithms.distillation import CHUNK
 from tether.core.errors import DataError
 from tether.core.protocols import Engine, Finished
 from tether.core.thoughts import opened_by
@@ -16,6 +17,8 @@ from tether.data.chat import ChatEncoder, Encoded
 from tether.models.trunk import Role
 
 Ids = tuple[int, ...]
+Top = tuple[list[int], list[float]]
+"""The likeliest tokens at a place, and their log-probabilities."""
 OPENING = 16
 """Tokens at the end of a prompt that may spell the mark of a thought."""
 SAMPLES, TURNS = 1 << 12, 1 << 12
@@ -183,3 +186,16 @@ def score_ids(role: Role, ids: Ids, *, padded: bool = False) -> list[float]:
     hidden = role.hidden(batch)
     logprobs, _ = role.logprobs_of(hidden, batch, padded=padded)
     return logprobs.tolist()
+
+
+@torch.no_grad()
+def top_ids(role: Role, ids: Ids, count: int) -> list[Top]:
+    """The likeliest tokens in the place of every token but the first, at temperature 1."""
+    counted = (False,) + (True,) * (len(ids) - 1)
+    batch = make_batch([Encoded(ids, counted)], ids[0]).to(role.device)
+    head = role.unembedding()
+    parts = role.hidden(batch)[batch.predict].split(CHUNK)
+    tops = [head.logprobs(part).topk(count) for part in parts]
+    return [
+        row for one in tops for row in zip(one.indices.tolist(), one.values.tolist(), strict=True)
+    ]

@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeVar
 
 from tether.core.errors import TetherError
 from tether.core.types import Json, Sampling, StopReason
-from tether.rollout.drawn import Drawn, Draws, Ids, score_ids
+from tether.rollout.drawn import Drawn, Draws, Ids, score_ids, top_ids
 from tether.rollout.local import LocalEngine
 from tether.rollout.wire import GENERATE, AdapterRequest, GenerateRequest
 from tether.scale.servers.http import Answer, JsonServer, Route
@@ -180,13 +180,14 @@ class EngineServer(JsonServer):
             if not 0 <= token < self.vocabulary:
                 return 400, {"error": f"there is no token {token}: the model has {self.vocabulary}"}
         scores = given.prompt_logprobs is not None
+        score = partial(_scored, ids, min(given.prompt_logprobs or 0, self.vocabulary))
         longest = len(ids) if scores else len(ids) + given.max_tokens
         if longest > self.context:
             return 400, {
                 "error": f"{len(ids)} + {longest - len(ids)} tokens; the context holds {self.context}",
             }
         if scores:
-            self.asked.put(lambda: back.put(self._with_engine(words.model, partial(_scored, ids))))
+            self.asked.put(lambda: back.put(self._with_engine(words.model, score)))
         else:
             how = given.temperature, max(0, given.top_k), given.top_p, given.min_p
             sampling = Sampling(given.max_tokens, *how, stop_strings=given.stop)
@@ -276,11 +277,19 @@ def _outcome(work: Callable[[], T]) -> T | tuple[int, str]:
         return 500, f"{type(error).__name__}: {error}"
 
 
-def _scored(ids: Ids, engine: LocalEngine) -> Json:
-    """The log-probabilities of a prompt, in vLLM's words."""
-    rows = (
+def _scored(ids: Ids, top: int, engine: LocalEngine) -> Json:
+    """The log-probabilities of a prompt, and of the likeliest tokens in their places, in vLLM's
+    words.
+    """
+    rows = [
         {str(i): {"logprob": x}} for i, x in zip(ids[1:], score_ids(engine.role, ids), strict=True)
-    )
+    ]
+    for row, (best, logprobs) in zip(
+        rows,
+        top_ids(engine.role, ids, top) if top else (),
+        strict=False,
+    ):
+        row |= {str(i): {"logprob": x} for i, x in zip(best, logprobs, strict=True)}
     return {"choices": [], "prompt_logprobs": [None, *rows]}
 
 

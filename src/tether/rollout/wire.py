@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from tether.core.received import Count, Received, received
 from tether.core.types import Json, JsonValue, Sampling, StopReason
-from tether.rollout.drawn import Drawn, Ids
+from tether.rollout.drawn import Drawn, Ids, Top
 from tether.scale.servers.pool import RefusedError
 
 GENERATE = "/inference/v1/generate"
@@ -219,9 +219,9 @@ def read_drawn(
     return drawn
 
 
-def scored_request(model: str, ids: Ids) -> Json:
-    """A request for the log-probabilities of ids."""
-    sampling = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
+def scored_request(model: str, ids: Ids, top: int = 0) -> Json:
+    """A request for the log-probabilities of ids, and of the `top` likeliest in the place of each."""
+    sampling = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": top}
     return {"model": model, "token_ids": ids, "sampling_params": sampling}
 
 
@@ -236,3 +236,25 @@ def likelihoods_of(answer: bytes, ids: Ids) -> list[float]:
     if None in likelihoods:
         raise RefusedError("it leaves out the log-probability of a token that it was given")
     return [one.logprob for one in likelihoods if one]
+
+
+def likeliest_of(answer: bytes, ids: Ids, top: int, vocabulary: int) -> list[Top]:
+    """The likeliest tokens in the place of every token but the first.
+
+    Raises:
+        RefusedError: they are fewer than `top`, or none of the vocabulary.
+    """
+    rows = received(answer, SCORED).prompt_logprobs
+    if len(rows) != len(ids):
+        raise RefusedError(f"it answers for {len(rows)} tokens of {len(ids)}")
+    tops: list[Top] = []
+    for row in rows[1:]:
+        given = {int(i): one.logprob for i, one in (row or {}).items() if i.isdecimal()}
+        best = sorted(given, key=given.__getitem__, reverse=True)[:top]
+        if len(best) < top or max(best) >= vocabulary:
+            raise RefusedError(
+                f"it gives {len(best)} likeliest tokens where {top} are asked for, or unknown ones. "
+                "vLLM's --max-logprobs allows more; else set teacher.top_k lower",
+            )
+        tops.append((best, [given[i] for i in best]))
+    return tops

@@ -83,6 +83,23 @@ class TeacherConfig(ReadingConfig):
         description="servers of the teacher, tether's own (`tether engine`) or vLLM's, such as "
         "http://10.0.0.5:8000",
     )
+    top_k: Annotated[
+        int,
+        Needs("addresses", "is of servers, and a model here has its whole distribution"),
+    ] = Field(
+        default=0,
+        ge=0,
+        le=1000,
+        description="of servers, for a divergence over words: how many likeliest tokens they give; "
+        "the rest counts as one more",
+    )
+    least_mass: Annotated[
+        Probability,
+        Needs("top_k", "is of the top_k likeliest tokens: set top_k"),
+    ] = Field(
+        default=0.9,
+        description="probability that the top_k must have together for a place to count",
+    )
     weight: PositiveFloat = Field(
         default=1.0,
         description="of several teachers: its share, over the sum of all",
@@ -160,11 +177,14 @@ class TaughtConfig(Config):
         environment = vars(self).get("environment")
         if served and environment and environment.history == "template":
             yield "a teacher's server reads answers whole: set environment.history = 'sampled'"
-        if self.divergence != "token" and served:
+        tops = {bool(one.top_k) for one in self.teacher if one.addresses}
+        if self.divergence != "token" and False in tops:
             yield (
-                f"divergence = {self.divergence!r} needs a teacher's whole distribution, and a "
-                "server gives that of the written tokens: set divergence = 'token'"
+                f"divergence = {self.divergence!r} needs a teacher's distribution, and a server gives "
+                "that of the written tokens: set teacher.top_k, or divergence = 'token'"
             )
+        if self.divergence == "token" and True in tops:
+            yield "teacher.top_k has no effect with divergence = 'token': leave it out"
 
         others = dict(self)
         if self.own_answers < 1 and any(map(others.get, ("task", "verifiable", "max_staleness"))):

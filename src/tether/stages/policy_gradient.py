@@ -47,7 +47,7 @@ from tether.stages.rollouts import (
     step_metrics,
 )
 from tether.stages.surrogates import kl_term, surrogate
-from tether.stages.teachers import ALONE as TEACHERS_ALONE
+from tether.stages.teachers import ALONE as TAUGHT
 from tether.stages.teachers import Teachers
 from tether.stages.tethered import Tethered
 from tether.stages.update_metrics import UpdateMetrics
@@ -154,9 +154,10 @@ class PolicyGradient(Tethered):
         metrics = self.update(experience, number)
         self.follow()
         if self.teachers is not None:
-            metrics.update(experience.compared(score=self.reward.name == TEACHERS_ALONE))
-        coefficient = None if self.reference is None else self.kl_coefficient
-        metrics.update(step_metrics(experience, coefficient=coefficient, critic=config.critic))
+            metrics |= experience.compared(score=self.reward.name == TAUGHT)
+            metrics |= self.teachers.coverage()
+        beta = None if self.reference is None else self.kl_coefficient
+        metrics |= step_metrics(experience, coefficient=beta, critic=config.critic)
         if config.truncated == "mask":
             metrics["response/masked"] = 1.0 - metrics["response/stop_rate"]
         metrics.update(self.shaping.kl_price(metrics, self.kl_coefficient))
@@ -200,11 +201,9 @@ class PolicyGradient(Tethered):
             if len(used) >= size * config.samples_per_prompt or not config.filter_groups:
                 break
         self.reserves += start
-        metrics = (
-            {"group/zero_signal": num_silent / len(drawn)}
-            if config.samples_per_prompt > 1 and self.reward.name != TEACHERS_ALONE
-            else {}
-        )
+        metrics: Metrics = {}
+        if config.samples_per_prompt > 1 and self.reward.name != TAUGHT:
+            metrics["group/zero_signal"] = num_silent / len(drawn)
         if config.filter_groups:  # what was left out counts in how good the policy is
             metrics |= drawn_metrics(drawn)
         rollouts, scores = zip(*(used or drawn)[: size * config.samples_per_prompt], strict=True)

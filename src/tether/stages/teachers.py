@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from tether.algorithms.distillation import TeacherView, TokenGaps, divergence, token_gaps
+from tether.algorithms.distillation import TeacherView, TokenGaps, TopView, divergence, token_gaps
 from tether.algorithms.transfer import to_device
 from tether.core.types import Metrics, Prompt, Rollout, Score
 from tether.data.batches import TokenBatch, batches_for, make_batch
@@ -90,18 +90,58 @@ class ModelTeacher:
         return head.chosen(states, read.batch.targets)[0]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class AskingTeacher:
-    """A teacher elsewhere: `ask` gives the log-probabilities of the tokens of answers."""
+    """A teacher elsewhere: `ask` gives the log-probabilities of the tokens of answers.
+
+    Args:
+        likeliest: gives the likeliest tokens in their places, and these tokens' log-probabilities;
+            None: it gives no distribution.
+        least_mass: probability that these must have together for a place to count.
+    """
 
     ask: Callable[[Sequence[Rollout]], list[list[float]]]
     weight: float = 1.0
+    likeliest: Callable[[Sequence[Rollout]], list[list[tuple[list[int], list[float]]]]] | None = (
+        None
+    )
+    least_mass: float = 0.0
+    masses: list[Tensor] = field(default_factory=list)
+    """The probability at each place of a step that the likeliest tokens have."""
+
+    def view(self, read: Read, temperature: float) -> TopView:
+        """Its likeliest tokens at the counted tokens, in the order of the batch; the temperature is
+        1.
+        """
+        assert self.likeliest is not None
+        answers = self.likeliest(read.rollouts)
+        ids, logprobs = (
+            self._placed([torch.tensor([row[part] for row in rows]) for rows in answers], read)
+            for part in (0, 1)
+        )
+        mass = logprobs.exp().sum(-1)
+        if torch.is_grad_enabled():  # a step, and no measurement
+            self.masses.append(mass.detach().clamp(max=1.0))
+        return TopView(ids, logprobs, mass >= self.least_mass, self.weight)
 
     def logprobs(self, read: Read, temperature: float) -> Tensor:
         """See Teacher; the temperature is 1."""
-        rows = [torch.tensor(row) for row in self.ask(read.rollouts)]
+        return self._placed([torch.tensor(row) for row in self.ask(read.rollouts)], read)
+
+    def _placed(self, rows: list[Tensor], read: Read) -> Tensor:
+        """Values of the tokens of each answer, in the order of the batch."""
         table = to_device(pad_sequence(rows, batch_first=True), read.batch.ids.device)
         return table[read.batch.sequence, read.batch.step]
+
+    def coverage(self) -> Metrics:
+        """What was left out since the last call: probability, and the share of places."""
+        mass = torch.cat(self.masses)
+        self.masses.clear()
+        few = (mass < self.least_mass).double().mean()
+        return {
+            "teacher/mass_left_out": 1 - float(mass.mean()),
+            "teacher/places_left_out": float(few),
+        }
 
 
 def _places(own: TokenBatch, other: TokenBatch) -> Tensor:
@@ -130,9 +170,21 @@ class Teachers:
     following: Role | None = None
 
     @property
-    def models(self) -> list[ModelTeacher]:
-        """Those in this process."""
-        return [one for one in self.members if isinstance(one, ModelTeacher)]
+    def shown(self) -> list[ModelTeacher | AskingTeacher]:
+        """Those that give a distribution."""
+        return [
+            one
+            for one in self.members
+            if isinstance(one, ModelTeacher) or (isinstance(one, AskingTeacher) and one.likeliest)
+        ]
+
+    def coverage(self) -> Metrics:
+        """What the servers' likeliest tokens left out of a step; of several the last one's."""
+        metrics: Metrics = {}
+        for one in self.members:
+            if isinstance(one, AskingTeacher) and one.masses:
+                metrics |= one.coverage()
+        return metrics
 
     def logprobs(self, read: Read) -> Tensor:
         """(N,) the weighted sum of the teachers' log-probabilities of the counted tokens."""
@@ -144,7 +196,7 @@ class Teachers:
         return divergence(
             hidden[read.batch.predict],
             self.policy.unembedding(self.temperature),
-            [one.view(read, self.temperature) for one in self.models],
+            [one.view(read, self.temperature) for one in self.shown],
             self.config.divergence,
             self.config.jsd_beta,
         )
@@ -172,11 +224,11 @@ class Teachers:
     def _measured(self, read: Read) -> TokenGaps:
         batch = read.batch
         hidden = self.policy.hidden(batch)
-        if len(self.models) == len(self.members):
+        if len(self.shown) == len(self.members):
             return token_gaps(
                 hidden[batch.predict],
                 self.policy.unembedding(self.temperature),
-                [one.view(read, self.temperature) for one in self.models],
+                [one.view(read, self.temperature) for one in self.shown],
                 batch.targets,
             )
         own, entropy = self.policy.logprobs_of(hidden, batch, self.temperature)

@@ -284,7 +284,7 @@ def read_call(row: Row) -> Demonstration:
         messages[0] = {**messages[0], "tools": request.get("tools")}
     except (LookupError, TypeError, AttributeError) as error:
         raise DataError(
-            "unreadable call: no messages, or no reply; include_messages writes both"
+            "unreadable call: no messages, or no reply; include_messages writes both",
         ) from error
     return read_conversation({"messages": messages})
 

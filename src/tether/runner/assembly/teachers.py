@@ -139,7 +139,14 @@ def teachers_of(
                 folder / f"teacher-{place}",
             )
             ends.callback(servers.close)
-            members.append(AskingTeacher(servers, weight))
+            top = partial(servers.likeliest, top=config.top_k) if config.top_k else None
+            asking = AskingTeacher(
+                ask=servers,
+                weight=weight,
+                likeliest=top,
+                least_mass=config.least_mass,
+            )
+            members.append(asking)
             continue
         role, reader = _model(section, config, place, loaded, adapters, seed)
         member = ModelTeacher(
