@@ -43,7 +43,7 @@ def teach(tmp_path, monkeypatch):
     monkeypatch.delenv("TETHER_SERVER_TOKEN", raising=False)
     with contextlib.ExitStack() as ends:
 
-        def start(*servers, **limits):
+        def start(*servers, top=0, **limits):
             for one in servers:
                 ends.callback(one.server.server_close)
             config = ServersConfig(
@@ -52,7 +52,7 @@ def teach(tmp_path, monkeypatch):
                 request_seconds=2,
                 **limits,
             )
-            teacher = AskedTeacher(config, ENCODER, tmp_path)
+            teacher = AskedTeacher(config, ENCODER, tmp_path, top)
             ends.callback(teacher.close)
             return teacher
 
@@ -152,9 +152,15 @@ def likeliest(body, ids):
 
 
 def test_the_likeliest_tokens_come_in_their_order(teach):
-    servers = [Pretended(answer=lambda ids, body: likeliest(body, ids)) for _ in range(2)]
-    teacher = teach(*servers)
-    (rows,) = teacher.likeliest([rollout(4, spans=((0, 1), (3, 4)))], 3)
+    """Also where an output layer has rows without a token, of which one is likeliest."""
+
+    def answer(ids, body):
+        status, body = likeliest(body, ids)
+        body["prompt_logprobs"][-1]["99999"] = {"logprob": -0.1}
+        return status, body
+
+    servers = [Pretended(answer=answer) for _ in range(2)]
+    (rows,) = teach(*servers, top=3).likeliest([rollout(4, spans=((0, 1), (3, 4)))])
     assert rows == [([6, 5, 7], [-0.5, -1.0, -2.0])] * 2
 
 
@@ -163,20 +169,24 @@ def test_the_likeliest_tokens_come_in_their_order(teach):
     [
         (lambda rows: [row.popitem() for row in rows[1:]], "gives 3 likeliest tokens where 4"),
         (lambda rows: rows.pop(), "answers for"),
-        (lambda rows: rows[-1].update({"99999": {"logprob": -0.1}}), "unknown ones"),
         (lambda rows: rows[-1].update({"-1": {"logprob": -0.1}}) or rows[-1].pop("5"), "gives 3"),
     ],
 )
-def test_likeliest_tokens_that_are_few_or_unknown_end_the_run(teach, spoil, words):
+def test_likeliest_tokens_that_are_few_end_the_run(teach, spoil, words):
     def answer(ids, body):
-        if not teaching:
-            return 200, body
         status, spoiled = likeliest(body, ids)
-        spoil(spoiled["prompt_logprobs"])
+        if not sound:
+            spoil(spoiled["prompt_logprobs"])
         return status, spoiled
 
-    teaching = []
-    teacher = teach(Pretended(answer=answer))
-    teaching.append(True)
+    sound = [True]
+    teacher = teach(Pretended(answer=answer), top=4)
+    sound.clear()
     with pytest.raises(RunError, match=words):
-        teacher.likeliest([rollout(4)], 4)
+        teacher.likeliest([rollout(4)])
+
+
+def test_a_server_that_never_gives_so_many_is_refused_at_the_start(teach):
+    """Before the policy has sampled."""
+    with pytest.raises((RunError, ModelError), match="gives 4 likeliest tokens where 5"):
+        teach(Pretended(answer=lambda ids, body: likeliest(body, ids)), top=5)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import statistics
 from pathlib import Path
 from types import SimpleNamespace
@@ -81,7 +82,11 @@ def test_a_function_of_ones_own_judges_prompts_of_ones_own(tmp_path, own):
 
 
 class Vowels(published.Letters):
-    """Pays for vowels, and breaks where a reply has a q."""
+    """Pays for vowels, breaks where a reply has a q, and reads a column of its task."""
+
+    def reset(self, task):
+        assert task["question"].startswith("Tell")
+        return super().reset(task)
 
     def step(self, message):
         if "q" in message["content"]:
@@ -89,12 +94,15 @@ class Vowels(published.Letters):
         return super().step(message)
 
 
-def played(tmp_path, judge, **more):
-    section = {"data": numbered_prompts(tmp_path), "steps": 2, "prompts_per_step": 2}
+def played(tmp_path, judge, changed=None, **more):
+    path = tmp_path / "tasks.jsonl"
+    path.write_text("".join(json.dumps({"question": f"Tell {n}."}) + "\n" for n in range(10)))
+    section = {"data": {"path": str(path)}, "steps": 2, "prompts_per_step": 2}
     section |= {"samples_per_prompt": 2, "max_new_tokens": 12, "reward_source": "environment"}
     section["environment"] = {"call": f"{__file__}:Vowels", "turns": 3, "tokens": 200, "retries": 0}
     evaluate = {"data": section["data"], "judge": judge, "temperatures": (0.5,), **more}
     values = {"run": str(tmp_path / "run"), "model": {"source": "tiny"}}
+    section["environment"] |= changed or {}
     run_recipe(build(Recipe, {**values, "grpo": section, "evaluate": evaluate}))
     folder = tmp_path / "run" / "evaluate"
     sides = [
@@ -140,6 +148,33 @@ def test_a_judge_of_texts_reads_the_last_reply_of_an_episode(tmp_path, own):
     for row in lines(tmp_path / "run" / "evaluate" / "answers.jsonl"):
         assert row["gold_after"] == (None if "q" in row["after"] else len(row["after"]))
     assert all("assistant:" not in text for side in sides for text in side["texts"])
+
+
+def test_answers_belong_to_the_environment_they_were_played_in(tmp_path, own):
+    """A policy that was trained again in another one is compared with a start that plays there."""
+    _, (before, _) = played(tmp_path, "environment", {"turns": 1}, samples=2)
+    for name in ("grpo", "evaluate/grpo"):
+        shutil.rmtree(tmp_path / "run" / name)
+    (tmp_path / "run" / "evaluate" / "summary.json").unlink()
+    _, (again, _) = played(tmp_path, "environment", {"turns": 3}, samples=2)
+    assert before["weights"] == again["weights"]
+    most = [
+        max(parts["turns"] for _, parts, _ in one["outcomes"] if parts) for one in (before, again)
+    ]
+    assert most[0] == 1 < most[1]
+
+
+def test_the_reward_of_training_is_no_judge_of_its_own(tmp_path, own):
+    played(tmp_path, "environment")
+    assert "environment, is the reward that training maximised" in (
+        write_report(tmp_path / "run").read_text()
+    )
+
+
+@pytest.mark.parametrize("more", [{"thought_tokens": 4}, {"length_controlled": True}])
+def test_settings_of_single_answers_are_refused_for_episodes(tmp_path, own, more):
+    with pytest.raises(ConfigError, match="are of single answers"):
+        played(tmp_path, "environment", **more)
 
 
 def test_an_environment_judges_only_where_there_is_one(tmp_path, own):
@@ -224,7 +259,7 @@ def test_answers_belong_to_the_prompts_that_were_asked(tmp_path, own, caplog):
     path = Path(mine[2]["path"])
     path.write_text(path.read_text().replace("number", "other", 3))
     compared(tmp_path / "run", mine, judge)
-    assert "before: of other weights or prompts" in caplog.text
+    assert "before: of other weights, prompts or tools" in caplog.text
     first = json.loads((tmp_path / "run/evaluate/before/answers.json").read_text())
     fresh = compared(tmp_path / "fresh", mine, judge)
     again = json.loads((tmp_path / "fresh/evaluate/before/answers.json").read_text())

@@ -95,7 +95,7 @@ class TopView(NamedTuple):
     def beside(self, student: Logprobs, place: slice) -> tuple[Tensor, Tensor]:
         """See TeacherView."""
         ids, theirs = self.ids[place], self.logprobs[place]
-        others = student.scatter(-1, ids, -torch.inf).logsumexp(-1, keepdim=True)
+        others = student.scatter(-1, ids, -torch.inf).logsumexp(-1, keepdim=True).clamp(min=-40)
         mass = theirs.double().exp().sum(-1, keepdim=True).clamp(max=1 - 1e-9)
         rest = torch.log1p(-mass).to(theirs.dtype)
         return torch.cat([student.gather(-1, ids), others], -1), torch.cat([theirs, rest], -1)

@@ -65,7 +65,10 @@ def _locked(file: IO[bytes], folder: Path) -> bool:
         owner = file.read(300).decode(errors="replace").partition(" ")[0].strip()
         mine = os.fstat(file.fileno())
         # the folder was moved meanwhile
-        if any(os.path.samestat(mine, os.fstat(held.fileno())) for held, _ in _HELD.values()):
+        if any(
+            os.path.samestat(mine, os.fstat(held.fileno())) and thread == threading.get_ident()
+            for held, thread in _HELD.values()
+        ):
             return False
         raise RunError(f"process {owner} is at work in {folder}. {_OTHERWISE}") from None
     except OSError as error:

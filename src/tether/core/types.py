@@ -198,6 +198,7 @@ def turned_facts(metadata: Facts) -> Json:
     return {
         other.get(first, first) + dash + rest: -metadata[key]
         if key in ("gold_difference", "fluent_difference")
+        and isinstance(metadata[key], int | float)
         else metadata[key]
         for key, (first, dash, rest) in names.items()
     }

@@ -22,6 +22,7 @@ from tether.scale.servers.pool import RefusedError, ServerPool
 from tether.settings.workers import ServersConfig
 
 T = TypeVar("T")
+SPARE = 4
 WAITING = 8
 """Answers at a server at once, at most."""
 
@@ -31,13 +32,21 @@ class AskedTeacher:
 
     Args:
         encoder: of the policy, whose ids the answers are.
+        top: likeliest tokens that the servers shall give in the place of each.
 
     Raises:
         ModelError: two servers give different log-probabilities for the same ids.
         RunError: none answers.
     """
 
-    def __init__(self, config: ServersConfig, encoder: ChatEncoder, folder: Path) -> None:
+    def __init__(
+        self,
+        config: ServersConfig,
+        encoder: ChatEncoder,
+        folder: Path,
+        top: int = 0,
+    ) -> None:
+        self.top = top
         self.probe = probe_ids(encoder)
         self.vocabulary = len(encoder.tokenizer)
         self.given = dict[str, list[float]]()
@@ -55,6 +64,8 @@ class AskedTeacher:
         if task == "load":
             self.bases[name] = received(self.pool.get(name, "/v1/models"), MODELS).data[0].id
         mine = self._read(name, self.probe)
+        if self.top:
+            self._likeliest(name, self.probe)
         with self.pool.changed:
             first, theirs = next(iter(self.given.items()), (name, mine))
             self.given.setdefault(name, mine)
@@ -72,9 +83,10 @@ class AskedTeacher:
         body = scored_request(self.bases[name], ids)
         return likelihoods_of(self.pool.post(name, GENERATE, body), ids)
 
-    def _likeliest(self, name: str, ids: Ids, top: int) -> list[Top]:
-        body = scored_request(self.bases[name], ids, top)
-        return likeliest_of(self.pool.post(name, GENERATE, body), ids, top, self.vocabulary)
+    def _likeliest(self, name: str, ids: Ids) -> list[Top]:
+        # more, since some may be rows without a token
+        body = scored_request(self.bases[name], ids, self.top + SPARE)
+        return likeliest_of(self.pool.post(name, GENERATE, body), ids, self.top, self.vocabulary)
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[list[float]]:
         """The log-probabilities of the tokens that the policy wrote, in nats.
@@ -84,9 +96,9 @@ class AskedTeacher:
         """
         return self._all(rollouts, self._read)
 
-    def likeliest(self, rollouts: Sequence[Rollout], top: int) -> list[list[Top]]:
-        """The `top` likeliest tokens in the place of each that the policy wrote; errors as above."""
-        return self._all(rollouts, partial(self._likeliest, top=top))
+    def likeliest(self, rollouts: Sequence[Rollout]) -> list[list[Top]]:
+        """The likeliest tokens in the place of each that the policy wrote; errors as above."""
+        return self._all(rollouts, self._likeliest)
 
     def _all(self, rollouts: Sequence[Rollout], read: Callable[..., list[T]]) -> list[list[T]]:
         futures = [

@@ -239,22 +239,27 @@ def likelihoods_of(answer: bytes, ids: Ids) -> list[float]:
 
 
 def likeliest_of(answer: bytes, ids: Ids, top: int, vocabulary: int) -> list[Top]:
-    """The likeliest tokens in the place of every token but the first.
+    """The likeliest tokens of a vocabulary in the place of every token but the first; output layers
+    have rows without a token.
 
     Raises:
-        RefusedError: they are fewer than `top`, or none of the vocabulary.
+        RefusedError: they are fewer than `top`.
     """
     rows = received(answer, SCORED).prompt_logprobs
     if len(rows) != len(ids):
         raise RefusedError(f"it answers for {len(rows)} tokens of {len(ids)}")
     tops: list[Top] = []
     for row in rows[1:]:
-        given = {int(i): one.logprob for i, one in (row or {}).items() if i.isdecimal()}
+        given = {
+            int(i): one.logprob
+            for i, one in (row or {}).items()
+            if i.isdecimal() and int(i) < vocabulary
+        }
         best = sorted(given, key=given.__getitem__, reverse=True)[:top]
-        if len(best) < top or max(best) >= vocabulary:
+        if len(best) < top:
             raise RefusedError(
-                f"it gives {len(best)} likeliest tokens where {top} are asked for, or unknown ones. "
-                "vLLM's --max-logprobs allows more; else set teacher.top_k lower",
+                f"it gives {len(best)} likeliest tokens where {top} are asked for. vLLM's "
+                "--max-logprobs allows more; else set teacher.top_k lower",
             )
         tops.append((best, [given[i] for i in best]))
     return tops

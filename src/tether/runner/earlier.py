@@ -11,9 +11,9 @@ from tether.core.types import Comparison, Prompt
 from tether.data.sources import Quarantine
 from tether.runner.assembly.data.rows import load_rows
 from tether.runner.assembly.job import AnyJob
+from tether.runner.assembly.manifest import drawn_from, weights_of
 from tether.runner.assembly.roles import newest_policy
 from tether.runner.folder import check_base
-from tether.runner.methods.evaluate import drawn_from, weights_of
 from tether.runner.methods.pairs import comparisons_of, feedback_of
 from tether.runner.prepare import scorer_folder
 from tether.runner.totals import compared_in

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -175,7 +176,9 @@ def _exact(source: str, dtype: str) -> ModelConfig | None:
     """Settings for a model that no run made, where a processor's own type would round its
     weights.
     """
-    config = config_at_hand(ModelConfig(source=source))
+    config = None
+    with suppress(OSError, ValueError):  # for those who open it to name
+        config = config_at_hand(ModelConfig(source=source))
     rounds = config is not None and config.dtype not in (None, torch.bfloat16)
     if read_speech(source) or not (rounds or dtype == "float32"):
         return None

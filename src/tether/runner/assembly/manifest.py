@@ -1,12 +1,16 @@
-"""The model of a stage, and what its manifest says of the machine."""
+"""The model of a stage, what its manifest says of the machine, and which weights gave answers."""
 
 from __future__ import annotations
 
-from tether.core.rundir import RunDirectory, environment, read_json
+from pathlib import Path
+
+from tether.core.digest import digest
+from tether.core.rundir import RunDirectory, environment, file_digest, read_if_there, read_json
 from tether.core.types import Facts
 from tether.models.loading import LoadedModel
 from tether.runner.assembly.job import AnyJob
 from tether.runner.assembly.models import open_model
+from tether.runner.assembly.roles import newest_policy
 from tether.stages.learner.ranks import Ranks
 
 
@@ -58,3 +62,22 @@ def _decisive(noted: Facts) -> list[str]:
         if own
         else "no CPU kernels",
     ]
+
+
+def weights_of(source: str | Path) -> str:
+    """The digest of the weights of a model, a run's stage or a trained role; for a model without a
+    folder, its name.
+    """
+    folder = Path(source).expanduser()
+    folder = newest_policy(folder) or folder
+    if not folder.is_dir():
+        return str(source)
+    files = file_digest(sorted(folder.rglob("*.safetensors")))
+    return digest([[str(Path(file).relative_to(folder)), one] for file, one in files.items()])
+
+
+def drawn_from(folder: Path) -> str | None:
+    """The weights that gave the answers in a folder; None without answers, or where they do not
+    name them.
+    """
+    return read_if_there(folder / "answers.json").get("weights")

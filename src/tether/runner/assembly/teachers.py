@@ -137,13 +137,13 @@ def teachers_of(
                 ServersConfig(addresses=config.addresses),
                 encoder,
                 folder / f"teacher-{place}",
+                config.top_k,
             )
             ends.callback(servers.close)
-            top = partial(servers.likeliest, top=config.top_k) if config.top_k else None
             asking = AskingTeacher(
                 ask=servers,
                 weight=weight,
-                likeliest=top,
+                likeliest=servers.likeliest if config.top_k else None,
                 least_mass=config.least_mass,
             )
             members.append(asking)

@@ -26,7 +26,6 @@ from tether.core.protocols import Engine
 from tether.core.rundir import (
     EVALUATIONS,
     RunDirectory,
-    file_digest,
     read_if_there,
     read_json,
     write_json,
@@ -48,9 +47,10 @@ from tether.runner.assembly.evaluation.evaluators import Material
 from tether.runner.assembly.evaluation.suites import recipe_evaluators, suite_of
 from tether.runner.assembly.job import Job
 from tether.runner.assembly.judges import TextJudge, judge_note, text_judge
+from tether.runner.assembly.manifest import weights_of
 from tether.runner.assembly.models import open_model
 from tether.runner.assembly.online import episodes_of
-from tether.runner.assembly.roles import encoder_of, load_policy, local_engine, newest_policy
+from tether.runner.assembly.roles import encoder_of, load_policy, local_engine
 from tether.runner.methods.overlaps import trained_prompts
 from tether.settings.environment import EnvironmentConfig
 from tether.settings.evaluation import UNTRAINED, EvaluationSection
@@ -108,8 +108,9 @@ def train(
     if job.earlier and job.policy is not None:  # what this round alone brought
         (name, answers) = next(iter(after.items()))
         previous = read_json(job.earlier[-1] / job.stage / name / "answers.json")
-        asked.judge_all([previous])
-        results[name]["gold_gain_of_round"] = asked.gained(previous, answers)["gold_gain"]
+        if asked.alike(previous):
+            asked.judge_all([previous])
+            results[name]["gold_gain_of_round"] = asked.gained(previous, answers)["gold_gain"]
     write_jsonl(run.path / "answers.jsonl", asked.rows(before, after))
     write_jsonl(run.path / EVALUATIONS, asked.records(before, after))
     shared = shared_prompts(asked.distinct, trained_prompts(job.others))
@@ -130,6 +131,11 @@ def check_evaluation(job: Job[EvaluationSection], _: ModelConfig) -> None:
         raise ConfigError(
             "evaluate.judge = 'environment' needs a stage with environment.call, whose rewards it "
             "takes: name a function or a model",
+        )
+    if played and (job.settings.thought_tokens or job.settings.length_controlled):
+        raise ConfigError(
+            "evaluate.thought_tokens and length_controlled are of single answers, and the policy "
+            "was trained on episodes: leave them out",
         )
     sampling = sampling_of(job.settings, job.sampling)
     if sampling.thought_tokens >= sampling.max_new_tokens:
@@ -161,25 +167,6 @@ def sampling_of(section: EvaluationSection, trained: Sampling | None) -> Samplin
     )
 
 
-def weights_of(source: str | Path) -> str:
-    """The digest of the weights of a model, a run's stage or a trained role; for a model without a
-    folder, its name.
-    """
-    folder = Path(source).expanduser()
-    folder = newest_policy(folder) or folder
-    if not folder.is_dir():
-        return str(source)
-    files = file_digest(sorted(folder.rglob("*.safetensors")))
-    return digest([[str(Path(file).relative_to(folder)), one] for file, one in files.items()])
-
-
-def drawn_from(folder: Path) -> str | None:
-    """The weights that gave the answers in a folder; None without answers, or where they do not
-    name them.
-    """
-    return read_if_there(folder / "answers.json").get("weights")
-
-
 _Block = tuple[dict[float, list[Rollout]], list[float | None]]
 """Answers by temperature, and the KL of those at the temperature of training."""
 
@@ -206,6 +193,9 @@ class _Sides:
         self.fitting = fitting
         self.distinct = prompts
         self.asked = digest([prompt_digest(prompt.messages) for prompt in prompts])
+        self.environment = _environment(job)
+        played = self.environment and digest(self.environment.model_dump(mode="json"))
+        self.played = {"played": played} if played else {}
         self._scores: dict[tuple[str, ...], list[Score]] = {}
         self.suite: Suite | None = None
         self.steps = 0
@@ -235,13 +225,13 @@ class _Sides:
         weights = weights_of(source)
         path = folder / "answers.json"
         earlier = read_if_there(path)
-        if earlier.get("weights") != weights or earlier.get("prompts", self.asked) != self.asked:
+        if earlier.get("weights") != weights or not self.alike(earlier):
             if earlier:
-                _LOG.warning("%s: of other weights or prompts, so all is drawn again", name)
+                _LOG.warning("%s: of other weights, prompts or tools: all is drawn again", name)
             begun = self.fitting.clock()
             role, loaded = load_policy(str(source), start_model, job.seed)
             plain = local_engine(role, loaded, max_rows=self.section.engine_rows)
-            engine = episodes_of(_environment(job), plain, loaded)
+            engine = episodes_of(self.environment, plain, loaded)
             own = self.sampling.temperature
             # the trunk without its adapter is the start
             shared = role.adapter is not None or policy is None
@@ -265,6 +255,7 @@ class _Sides:
                 {
                     "weights": weights,
                     "prompts": self.asked,
+                    **self.played,
                     **as_block(rollouts, whole),
                     **kl,
                     "decoded": texts,
@@ -273,6 +264,11 @@ class _Sides:
             )
         return read_json(path)
 
+    def alike(self, answers: Facts) -> bool:
+        """True of answers to the same prompts, in the same environment."""
+        same = answers.get("prompts", self.asked) == self.asked
+        return same and answers.get("played") == self.played.get("played")
+
     def _sampled(
         self,
         temperature: float,
@@ -280,15 +276,22 @@ class _Sides:
         prompts: Sequence[Prompt],
         first: int,
     ) -> list[Rollout]:
-        rollouts = answers_at(
-            temperature,
-            engine,
-            prompts,
-            self.sampling,
-            num_samples=self.section.samples,
-            seed=self.job.seed + SEED,
-            first=first,
-        )
+        # episodes of a part are open at once
+        size = self.section.engine_rows // self.section.samples if self.environment else 0
+        size = max(1, size or len(prompts))
+        rollouts = [
+            rollout
+            for place in range(0, len(prompts), size)
+            for rollout in answers_at(
+                temperature,
+                engine,
+                prompts[place : place + size],
+                self.sampling,
+                num_samples=self.section.samples,
+                seed=self.job.seed + SEED,
+                first=first + place,
+            )
+        ]
         if self.fitting.count is not None:
             self._step()
         return rollouts
@@ -469,7 +472,8 @@ def _compared(asked: _Sides, before: Facts, after: Facts) -> Json:
     looks = {"kl": after["kl"]}
     premises = {}
     for name, end, side in (("after", "", after), ("before", "_before", before)):
-        texts = side["texts"]
+        # a transcript begins with the name of a role
+        texts = [text.removeprefix("assistant: ") for text in side["texts"]]
         commonest = Counter(map(opening, texts)).most_common(1)[0][1]
         looks |= {f"length{end}": side["length"], f"same_opening{end}": commonest / len(texts)}
         for record in side.get("evaluations", ()):

@@ -14,6 +14,7 @@ from tether.core.once import once
 from tether.core.types import Problem, Prompt
 from tether.data.sources import UNUSED_COLUMNS, Quarantine, look, read
 from tether.runner.assembly.job import AnyJob
+from tether.settings.sampling import SamplingSection
 from tether.settings.section import PACKAGED, DataConfig, Section, calls_functions
 
 T = TypeVar("T")
@@ -70,7 +71,9 @@ def rows_of(
     """Rows of a data section of a job, and what had to be set aside."""
     name = name or job.stage
     quarantine = fresh_quarantine(job, name)
-    whole = calls_functions(job.settings)
+    played = (one for one in job.others.values() if isinstance(one, SamplingSection))
+    read = (job.settings, *(one.environment for one in played if one.environment))
+    whole = any(map(calls_functions, read))
     rows = load_rows(named(data, name), kind, quarantine, whole=whole)
     for column in job.settings.further_columns:
         del quarantine.unused[column]
