@@ -426,7 +426,7 @@ def step_metrics(
     scores = experience.scores
     values = experience.values
     metrics = sample_metrics(rollouts, scores)
-    drawn = mask.new_tensor([bool(r.logprobs) for r in rollouts])
+    drawn = to_device(torch.tensor([bool(r.logprobs) for r in rollouts]), mask.device)
     drawn |= ~drawn.any()  # where others wrote all of them
     seen = written & (experience.has_logprobs & drawn)[:, None]
     if spreads := [score.parts["spread"] for score in scores if "spread" in score.parts]:
