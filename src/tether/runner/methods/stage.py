@@ -80,8 +80,9 @@ def _opened(job: AnyJob) -> RunDirectory:
         RunError: it was begun on other rows. An evaluation knows its answers by their prompts.
     """
     sources = filter(None, (job.settings.data, *job.settings.others()))
-    paths = [path for data in sources for path in data.paths]
-    files = file_digest([path for path in paths if not path.startswith("hub:")])
+    files = file_digest(
+        [path for data in sources for path in data.paths if not path.startswith("hub:")],
+    )
     before = read_if_there(job.folder / "manifest.json").get("data", {})
     run = RunDirectory.open(job.folder, job.config, data=files)
     changed = [file for file in files if before.get(file, files[file]) != files[file]]
