@@ -23,6 +23,7 @@ from tether.settings.workers import ServersConfig
 
 T = TypeVar("T")
 SPARE = 4
+"""Likeliest tokens asked for beyond those that are used."""
 WAITING = 8
 """Answers at a server at once, at most."""
 

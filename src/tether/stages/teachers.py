@@ -134,7 +134,7 @@ class AskingTeacher:
         return table[read.batch.sequence, read.batch.step]
 
     def coverage(self) -> Metrics:
-        """What was left out since the last call: probability, and the share of places."""
+        """The mean probability, and the share of places, left out since the last call."""
         mass = torch.cat(self.masses)
         self.masses.clear()
         few = (mass < self.least_mass).double().mean()
@@ -179,7 +179,7 @@ class Teachers:
         ]
 
     def coverage(self) -> Metrics:
-        """What the servers' likeliest tokens left out of a step; of several the last one's."""
+        """The same of the last server with likeliest tokens; empty without one."""
         metrics: Metrics = {}
         for one in self.members:
             if isinstance(one, AskingTeacher) and one.masses:

@@ -41,7 +41,7 @@ CHUNK = 500
 FINISHED = ("done", "settled")
 LONGEST_SLICE = 40
 COMPUTED = ("verdict", "round", "strategy", "guidelines", "settled_by", "state")
-"""What a store notes among the facts of each comparison."""
+"""Facts that a store adds to those of each comparison."""
 PROVENANCE = {
     name: {"score": "reward_score", "spread": "reward_spread"}.get(name, name) for name in ORIGIN
 }

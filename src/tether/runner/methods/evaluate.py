@@ -146,7 +146,7 @@ def check_evaluation(job: Job[EvaluationSection], _: ModelConfig) -> None:
 
 
 def _environment(job: Job[EvaluationSection]) -> EnvironmentConfig | None:
-    """What the policy was trained in, and what both sides answer in."""
+    """The environment in which both sides answer: that of the first policy trained in one."""
     trained = map(job.others.get, job.policies)
     played = (one.environment for one in trained if isinstance(one, SamplingSection))
     return next(filter(None, played), None)
@@ -277,8 +277,8 @@ class _Sides:
         first: int,
     ) -> list[Rollout]:
         # episodes of a part are open at once
-        size = self.section.engine_rows // self.section.samples if self.environment else 0
-        size = max(1, size or len(prompts))
+        rows = self.section.engine_rows // self.section.samples
+        size = max(1, rows if self.environment else len(prompts))
         rollouts = [
             rollout
             for place in range(0, len(prompts), size)
