@@ -97,6 +97,32 @@ def test_a_plan_counts_the_rows_that_train_by_the_stages_own_code(tmp_path, too_
     assert [one.message for one in found["dpo"] if one.check == "rows"] == [stage]
 
 
+def test_a_plan_counts_the_solutions_that_fit(tmp_path, caplog):
+    """Of 20 problems with two solutions each, 14 are longer than 64 bytes."""
+    rows = [
+        {
+            "prompt": f"number {n // 2}",
+            "steps": ["one", "two" if (n % 2 and n > 7) or n >= 20 else "t" * 90],
+            "labels": [True, n % 2 == 0],
+        }
+        for n in range(40)
+    ]
+    path = tmp_path / "steps.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    kept = [row for row in rows if len(row["steps"][1]) < 90]
+    how = {"data": {"path": str(path)}, "max_length": 64, "heldout_fraction": 0.0}
+    made = recipe(tmp_path, process={**how, "calibration_fraction": 0.0})
+    sizes = row_sizes(made, ["process"], encoded=True)["process"]
+    assert sizes.count == len(kept) < len(rows)
+    assert sizes.groups == len({row["prompt"] for row in kept}) < 20
+    said = f"{len(rows) - len(kept)} of 40 rows ({1 - len(kept) / 40:.0%}) do not train"
+    (job,) = prepare(made, ["process"])
+    summary = run_stage(job)
+    assert summary["num_train"] == sizes.count
+    assert [line.startswith(f"solutions: {said}") for line in caplog.messages[:2]] == [True, True]
+    assert any(said in line for line in doubts(read_journey(tmp_path / "run")))
+
+
 def test_a_plan_of_rows_of_which_none_trains_says_so(tmp_path):
     made = recipe(tmp_path, direct={"data": rows_file(tmp_path), "max_length": 8})
     with pytest.raises(DataError, match=r"none of 40 rows of \[direct\] can be used"):

@@ -72,10 +72,15 @@ def encoded_split(
             f"none of {len(rows)} {noun} can be used for training: {reasons or 'there are none'}",
         )
     counts = {"skipped": reasons} | ({"cut": dict(limit.cut)} if limit.cut else {})
-    if words := left_out_words(counts, len(rows)):
-        _LOG.warning("%s: %s", noun, words)
+    warn_left_out(counts, len(rows), noun)
     warn_without_held_out(len(test), config.heldout_fraction, noun)
     return Split(train, test, counts, more.get("tie", 0))
+
+
+def warn_left_out(counts: Json, rows: int, noun: str) -> None:
+    """Name in the log the share of rows that are left out or cut, and why, where it is seen."""
+    if words := left_out_words(counts, rows):
+        _LOG.warning("%s: %s", noun, words)
 
 
 def warn_without_held_out(num_held_out: int, fraction: float, noun: str) -> None:

@@ -20,8 +20,9 @@ from tether.core.types import Conversation, StepLabels, assistant
 from tether.data.batches import TokenBatch
 from tether.data.chat import ChatEncoder, Encoded
 from tether.data.formats.fields import missing, number, sequence
-from tether.data.prepare import Encoding, Limit, encode_rows, within
+from tether.data.prepare import Encoding, encode_rows, limit_of, warn_left_out, within
 from tether.data.sources import group_of
+from tether.settings.supervised import ProcessRewardConfig
 
 Target = Literal["process", "outcome"]
 
@@ -76,6 +77,18 @@ class StepEncoder:
     classes: Literal[2, 3] = 2
     label_column: str = ""
     problem_column: str = ""
+
+    @classmethod
+    def of(cls, config: ProcessRewardConfig, encoder: ChatEncoder) -> StepEncoder:
+        """With the settings of a stage."""
+        return cls(
+            encoder,
+            config.delimiters,
+            config.target,
+            config.classes,
+            config.label_column,
+            config.problem_column,
+        )
 
     def encode(self, row: StepLabels) -> Solution:
         """Text to tokens. A delimiter inside a step cuts it, and the pieces before its last one are
@@ -211,16 +224,19 @@ class StepEncoder:
 def encode_solutions(
     rows: Sequence[StepLabels],
     encoder: StepEncoder,
-    limit: Limit,
+    config: ProcessRewardConfig,
 ) -> Encoding[Solution]:
-    """The usable rows encoded, and the others counted by reason."""
+    """The usable rows encoded, and the others counted by reason; many of them are a warning."""
+    limit = limit_of(encoder.encoder, config, "process")
 
     def encode(row: StepLabels) -> Solution:
         solution = encoder.encode(row)
         within([solution.sequence], limit)
         return solution
 
-    return encode_rows(rows, encode)
+    solutions, skipped = encode_rows(rows, encode)
+    warn_left_out({"skipped": skipped}, len(rows), "solutions")
+    return solutions, skipped
 
 
 def step_states(batch: TokenBatch, ends: Sequence[Sequence[int]]) -> Tensor:

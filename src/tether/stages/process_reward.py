@@ -23,7 +23,7 @@ from tether.core.rundir import RunDirectory, write_json
 from tether.core.types import Json, Metrics, StepLabels
 from tether.data.batches import batches_for, cut_batches, make_batch
 from tether.data.chat import ChatEncoder
-from tether.data.prepare import Split, limit_of, warn_without_held_out
+from tether.data.prepare import Split, warn_without_held_out
 from tether.data.sources import split_by_group
 from tether.data.steps import Solution, StepEncoder, encode_solutions, step_states
 from tether.evaluation.process import compare_with_chance
@@ -54,14 +54,7 @@ class ProcessRewardModeling:
         self.role = role
         self.head = role.head
         self.ranks = ranks
-        self.encoder = StepEncoder(
-            encoder,
-            config.delimiters,
-            config.target,
-            config.classes,
-            config.label_column,
-            config.problem_column,
-        )
+        self.encoder = StepEncoder.of(config, encoder)
 
     def update(self, solutions: Sequence[Solution]) -> Update[list[Solution]]:
         """L = -(1/N) sum log p(label of a step | all before and in it), N the labels of the whole
@@ -187,8 +180,7 @@ class ProcessRewardModeling:
         why others were left out.
         """
         config = self.config
-        limit = limit_of(self.encoder.encoder, config, "process")
-        solutions, skipped = encode_solutions(rows, self.encoder, limit)
+        solutions, skipped = encode_solutions(rows, self.encoder, config)
         rest, test = split_by_group(solutions, config.heldout_fraction, config.seed)
         train, calibration = split_by_group(rest, config.calibration_fraction, config.seed + 1)
         if not train:

@@ -4,7 +4,10 @@ template renders what the tokenizer's own does.
 
 import json
 import math
+import os
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import gguf
@@ -345,19 +348,60 @@ def talks():
     return plain, [[{"role": "system", "content": "Be\n`brief`."}, *talk] for talk in plain]
 
 
+@pytest.fixture(scope="session")
+def gos_own(tmp_path_factory):
+    """Texts of conversations by Go's own text/template; None where it fails."""
+    if shutil.which("go") is None:
+        pytest.skip("no Go: install one")
+    folder = tmp_path_factory.mktemp("go")
+    program = folder / "modelfile"
+    shutil.copy(Path(__file__).with_name("modelfile.go"), folder)
+    where = {"GOCACHE": str(folder / "cache"), "GO111MODULE": "off", "GOFLAGS": ""}
+    subprocess.run(
+        ["go", "build", "-o", str(program), str(folder / "modelfile.go")],
+        env=os.environ | where,
+        check=True,
+    )
+
+    def render(template, talks):
+        given = json.dumps({"template": template, "talks": talks})
+        done = subprocess.run([program], input=given, capture_output=True, text=True, check=True)
+        return json.loads(done.stdout)
+
+    return render
+
+
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_ollama_renders_what_the_chat_template_renders(tmp_path, name):
-    source = model_in(tmp_path / "base", "qwen2")
+def test_gos_own_templates_render_what_the_chat_template_renders(tmp_path, name, gos_own):
+    tokenizer, template = exported(tmp_path, name)
+    plain, told = talks()
+    expected = [
+        None
+        if name == "gemma2" and talk[0]["role"] == "system"
+        else tokenizer.apply_chat_template(talk, add_generation_prompt=True, tokenize=False)
+        for talk in plain + told
+    ]
+    assert gos_own(template, plain + told) == expected
+
+
+def exported(folder, name):
+    """A tokenizer with this template, and the template of its Modelfile."""
+    source = model_in(folder / "base", "qwen2")
     tokenizer = AutoTokenizer.from_pretrained(source)
     tokenizer.chat_template = TEMPLATES[name]
     start = {"single": "<s> $A", "special_tokens": [("<s>", 1)]}
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(**start)
     tokenizer.save_pretrained(source)
-    export_model(str(source), tmp_path / "out", gguf="q8_0")
-    text = (tmp_path / "out/gguf/Modelfile").read_text(encoding="utf-8")
-    template = text.split('"""')[1]
+    export_model(str(source), folder / "out", gguf="q8_0")
+    text = (folder / "out/gguf/Modelfile").read_text(encoding="utf-8")
     assert 'PARAMETER stop "<|im_end|>"\n' in text
     assert text.startswith("FROM ./model.gguf\n")
+    return tokenizer, text.split('"""')[1]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_ollama_renders_what_the_chat_template_renders(tmp_path, name):
+    tokenizer, template = exported(tmp_path, name)
     fields = gguf.GGUFReader(tmp_path / "out/gguf/model.gguf").fields
     assert fields["tokenizer.ggml.add_bos_token"].contents() is False  # the template has it
     plain, told = talks()

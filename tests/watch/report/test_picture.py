@@ -4,13 +4,16 @@ import json
 import re
 import xml.etree.ElementTree as ElementTree
 from itertools import combinations
+from pathlib import Path
 
 import pytest
+from PIL import Image
 from tests.watch.report.synthetic_run import estimate, write, write_lines
 from tests.watch.report.synthetic_sweep import BETAS, KEY, write_sweep
 from tests.watch.report.test_report import HOSTILE, Page
 
 from tether.cli.tools.doctor_run import examine_run
+from tether.watch import report
 from tether.watch.monitoring.doctor import Finding
 from tether.watch.report.duel import write_duel
 from tether.watch.report.narrative import conclusion
@@ -107,6 +110,42 @@ def test_the_picture_is_a_file_of_its_own_in_which_nothing_can_act(run, syntheti
         write_report(run)
         found = ElementTree.parse(run / "report.svg").getroot()
         assert [element.tag for element in found.iter()] == plain
+
+
+def test_the_png_shows_the_strokes_of_the_svg(run):
+    """A viewer without `vector-effect` and variables of CSS once made a black picture of it."""
+    write_report(run)
+    pixels = Image.open(run / "report.png").convert("RGB")
+    root = ElementTree.parse(run / "report.svg").getroot()
+    assert pixels.size == (2 * int(root.attrib["width"]), 2 * int(root.attrib["height"]))
+    strokes = [path for path in root.iter(f"{SVG}path") if "mark" in path.attrib["class"]]
+    assert len(strokes) == 5, "four numbers, and the held-out scores"
+    dots = re.findall(r"M([\d.]+) ([\d.]+)h0", " ".join(path.attrib["d"] for path in strokes))
+    for x, y in dots:
+        assert pixels.getpixel((round(2 * float(x)), round(2 * float(y)))) in {
+            (0, 114, 178),
+            (91, 98, 112),
+            (0, 158, 115),
+        }
+    assert pixels.getpixel((4, 4)) == (255, 255, 255)
+
+
+def test_colours_of_the_picture_are_those_of_the_page():
+    folder = Path(report.__file__).parent
+    of_page, of_picture = (
+        set(re.findall(r"#[0-9a-f]{6}", (folder / name).read_text()))
+        for name in ("page.css", "picture.svg")
+    )
+    assert of_picture < of_page
+
+
+def test_without_a_font_there_is_no_png(run, monkeypatch):
+    monkeypatch.setattr(
+        "tether.watch.report.page.svg_to_bytes",
+        lambda svg, **_: b"the same without letters",
+    )
+    write_report(run)
+    assert (run / "report.svg").is_file() and not (run / "report.png").exists()
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from tether.core.types import (
 from tether.data.formats.conversions import prompt_of
 from tether.data.prepare import encoded_split
 from tether.data.sources import group_of
+from tether.data.steps import StepEncoder, encode_solutions
 from tether.runner.assembly.checks import file_rows
 from tether.runner.assembly.roles import encoder_at_hand
 from tether.runner.planning.speeds import RowSizes
@@ -67,11 +68,15 @@ def _trained(recipe: BaseRecipe, name: str, sizes: RowSizes) -> RowSizes:
     """The counts of the rows that train: all are encoded as the stage does it."""
     section = recipe.section(name)
     data, kind = section.data, section.kind
-    learns = isinstance(section, SupervisedConfig) and not isinstance(section, ProcessSection)
+    learns = isinstance(section, SupervisedConfig)
     if not learns or data is None or sizes.count is None or kind in (None, Prompt):
         return sizes
     rows = [*file_rows(data, kind)]
     encoder = encoder_at_hand(recipe.model)
+    if isinstance(section, ProcessSection):
+        solutions, _ = encode_solutions(rows, StepEncoder.of(section, encoder), section)
+        groups = len({solution.group for solution in solutions})
+        return replace(sizes, count=len(solutions), groups=groups)
     split = encoded_split(rows, section, encoder, name, f"rows of [{name}]")
     groups = len(split.train) + len(split.test)
     return replace(sizes, count=len(rows) - sum(split.counts["skipped"].values()), groups=groups)

@@ -19,7 +19,7 @@ from tether.core.keeping import write_whole
 from tether.core.visible import visible
 from tether.watch.report import about
 from tether.watch.report.numbers import decimal, signed
-from tether.watch.report.plotting import Plot
+from tether.watch.report.plotting import SIZE, Plot
 from tether.watch.report.reading import finite, mapping, printable
 from tether.watch.report.rollouts import gold_change
 
@@ -28,6 +28,7 @@ Figures = Mapping[str, Sequence[Plot]]
 """By section, in the page's order; an empty list leaves its section out."""
 SCRIPTS = ("rollouts.js", "page.js")
 INTERVAL = re.compile(r"(?<= )(\[(?:too few|[−+]?\d[\d.,%]*, [−+]?\d[\d.,%]*)\])")
+PAIR = re.compile(r"(-?\d+) (-?\d+)")
 SECTION = re.compile(r'<section[^>]* id="([^"]+)"(?: aria-label="([^"]+)")?><h2>(.*?)</h2>')
 
 
@@ -55,7 +56,20 @@ def sections(body: str) -> list[tuple[str, Markup]]:
     return [(id, Markup(label or title)) for id, label, title in listed if len(listed) > 2]
 
 
+def fitted(path: str, x: float, y: float, width: float, height: float) -> str:
+    """A drawing's path in a box of a picture. Its strokes keep their thickness without a
+    stretched box and `vector-effect`, which programs that make a PNG do not know.
+    """
+
+    def place(pair: re.Match[str]) -> str:
+        across, down = (int(number) / SIZE for number in pair.groups())
+        return f"{x + width * across:.1f} {y + height * down:.1f}"
+
+    return PAIR.sub(place, path)
+
+
 FILTERS = {
+    "fitted": fitted,
     "interval": with_interval,
     "sections": sections,
     "text": printable,

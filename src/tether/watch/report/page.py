@@ -9,6 +9,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from resvg_py import svg_to_bytes
+
+from tether.core.keeping import write_whole
 from tether.core.types import Row
 from tether.watch.report import about, reading, tiles
 from tether.watch.report.evaluators import COLUMNS, evaluator_curves, evaluator_rows
@@ -48,12 +51,14 @@ from tether.watch.report.rollouts import (
 from tether.watch.report.sweep import STAGES_PAGE, TAX_COLUMNS, sweep_page, tax_rows
 from tether.watch.report.sweeps import read_sweep
 
+LETTER = '<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"><text y="9">a</text></svg>'
+
 
 def write_report(run: Path, output: Path | None = None) -> Path:
     """Write one HTML page about a run directory, whatever tether left in it, and give its path.
 
     The page needs no network and its policy forbids it; `output` defaults to `report.html` in the
-    run. Beside the page go its picture (`report.svg`), and a trace for ui.perfetto.dev
+    run. Beside the page go its picture (`report.svg`, `report.png`), and a trace for ui.perfetto.dev
     (`trace.json`, beside another page than the default one `NAME.trace.json`) where a stage has
     measured its phases. Of a stage's folder
     in a run that a command began, it is the run's page that is written. Of a sweep it is the page
@@ -87,7 +92,9 @@ def _write_run(run: Path, output: Path) -> Path:
 
 
 def _write_picture(journey: Journey, output: Path) -> None:
-    """The picture of the page as a file of its own, for a README or a talk."""
+    """The picture of the page as files of its own, for a README, a message or a talk: as SVG, and
+    as PNG where the machine has a font.
+    """
     svg = fill_template(
         HERE / "picture.svg",
         journey.own.name,
@@ -98,6 +105,8 @@ def _write_picture(journey: Journey, output: Path) -> None:
         verdict=conclusion(journey),
     )
     write_page(output, svg)
+    if svg_to_bytes(LETTER) != svg_to_bytes(LETTER.replace("a", "")):
+        write_whole(output.with_suffix(".png"), svg_to_bytes(svg, zoom=2))
 
 
 def whole_run(folder: Path) -> Path:
