@@ -1,8 +1,8 @@
-"""A server of the Model Context Protocol with three tools, over its standard streams."""
+"""A server of the Model Context Protocol with four tools, over its standard streams."""
 
 import os
 
-from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver import Image, MCPServer
 
 server = MCPServer("sums")
 
@@ -23,6 +23,12 @@ def fail(why: str) -> str:
 def leave() -> str:
     """Ends the server."""
     os._exit(0)
+
+
+@server.tool()
+def picture() -> list:
+    """Draws."""
+    return ["a square", Image(data=b"x", format="png")]
 
 
 if __name__ == "__main__":

@@ -27,6 +27,35 @@ class Safe:
         return float(self.open)
 
 
+class Talking(Safe):
+    def reset(self, **row):
+        return " The safe has 3 digits."
+
+
+def safe_of_a_task(task):
+    return Safe()
+
+
+class Broken:
+    def __init__(self):
+        raise ValueError("no")
+
+
+class Endless:
+    def __init__(self):
+        time.sleep(20)
+
+
+def hang(seconds: int) -> int:
+    """Take some time.
+
+    Args:
+        seconds: how much
+    """
+    time.sleep(seconds)
+    return seconds
+
+
 def counting(task):
     class Counting:
         def reset(self, again):

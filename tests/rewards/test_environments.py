@@ -20,6 +20,7 @@ from tests.rewards import published
 from tether.core.errors import ConfigError
 from tether.core.types import Message, Prompt
 from tether.rewards.environments import environments_of
+from tether.rewards.loading import register
 from tether.settings.environment import EnvironmentConfig
 
 EPISODES, TURNS = 100, 40
@@ -104,6 +105,42 @@ def test_the_public_methods_of_a_class_are_tools(processes):
     assert [hints[n].messages[0].content for n in (1, 2)] == ["too high", "open"]
     ends = environments.step({n: Message("assistant", "done") for n in (1, 2)})
     assert [(ends[n].reward, ends[n].done) for n in (1, 2)] == [(0.0, True), (1.0, True)]
+
+
+def test_what_a_class_says_at_its_beginning_ends_the_last_turn():
+    """As TRL 1.16 has it: `{**prompt[-1], "content": content + observation}`."""
+    environments = made("Talking")
+    turns = (Message("system", "s"), Message("user", "u"), Message("assistant", "a"))
+    (opening,) = environments.begin({0: Prompt((*turns, Message("user", "Play.")))}).values()
+    assert opening == (*turns, Message("user", "Play. The safe has 3 digits."))
+
+
+def test_tools_that_only_a_task_brings_are_refused():
+    """No prompt would show them, and no call would be read."""
+    environments = made("safe_of_a_task")
+    assert environments.tools == ""
+    (reason,) = environments.begin(prompts([1])).values()
+    assert "Make it without the row" in reason
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("Broken", "ValueError: no"), ("Endless", r"no answer within 0\.5 s")],
+)
+def test_one_that_cannot_be_made_is_refused_before_anything_runs(name, reason, monkeypatch):
+    monkeypatch.setattr("tether.rewards.environments.FIRST", 0.5)
+    with pytest.raises(ConfigError, match=f"{name} cannot be made: .*{reason}"):
+        made(name)
+
+
+def test_a_tool_that_hangs_is_answered_and_the_episode_goes_on():
+    tool = f"{published.__file__}:hang"
+    environments = environments_of(EnvironmentConfig(tools=(tool,), time_limit=2))
+    environments.begin(prompts([1]))
+    (turn,) = environments.step({1: call("hang", seconds=20)}).values()
+    assert json.loads(turn.messages[0].content) == {"error": "TimeoutError: no answer within 1 s"}
+    (turn,) = environments.step({1: call("hang", seconds=0)}).values()
+    assert turn.messages[0].content == "0"
 
 
 @pytest.mark.parametrize("processes", [False, True])
@@ -195,7 +232,9 @@ def test_one_with_the_two_methods_is_itself_whatever_helpers_it_has():
 
 
 def test_processes_for_servers_as_tools_are_refused():
-    with pytest.raises(ValueError, match="processes is for environments without servers as tools"):
+    with pytest.raises(
+        ValueError, match="processes needs an environment in a file: servers as tools",
+    ):
         EnvironmentConfig(tools=("mcp:python server.py",), processes=True)
 
 
@@ -225,18 +264,31 @@ def test_the_tools_of_a_server_are_called_by_the_protocol():
     address = f"mcp:env {path} {sys.executable} {SERVER}"
     environments = environments_of(EnvironmentConfig(tools=(address,), time_limit=30))
     names = [tool["function"]["name"] for tool in json.loads(environments.tools)]
-    assert names == ["multiply", "fail", "leave"]
+    assert names == ["multiply", "fail", "leave", "picture"]
     environments.begin(prompts(range(3)))
     calls = {0: call("multiply", a=6, b=7), 1: call("multiply", a="x"), 2: call("fail", why="no")}
     turns = environments.step(calls)
     assert turns[0].messages[0].content == "42"
     assert all("error" in json.loads(turns[n].messages[0].content) for n in (1, 2))
+    strange = environments.step({0: call("multiply", self=1), 1: call("picture")})
+    assert "error" in json.loads(strange[0].messages[0].content)
+    assert strange[1].messages[0].content == "a square\n[image, which cannot be shown]"
     assert isinstance(environments.step({0: call("leave")})[0], str)
+    environments.begin(prompts(range(2)))
+    again = environments.step({n: call("multiply", a=6, b=n) for n in range(2)})
+    assert [again[n].messages[0].content for n in range(2)] == ["0", "6"], "it is connected anew"
+    other = environments_of(EnvironmentConfig(tools=(address,), time_limit=30))
+    assert other.make.args[0][0].server is environments.make.args[0][0].server
 
 
 def test_a_server_without_tools_is_refused():
     with pytest.raises(ConfigError, match=r"mcp:/nowhere.* gave no list of its tools"):
         environments_of(EnvironmentConfig(tools=("mcp:/nowhere/at/all",)))
+
+
+def test_what_python_hands_over_is_in_no_other_process():
+    with pytest.raises(ValueError, match="needs an environment in a file"):
+        EnvironmentConfig(call=register(published.Safe), processes=True)
 
 
 def test_a_process_that_has_ended_is_not_killed_by_its_number(monkeypatch):

@@ -380,6 +380,61 @@ def test_a_fresh_environment_is_led_to_where_the_other_failed():
     assert len(made) == 4
 
 
+def test_a_fresh_environment_that_begins_another_game_is_a_failure():
+    """The reply was to the other one's opening."""
+    boards = iter("abcdefgh")
+
+    class Drawn(Echo):
+        def reset(self, task):
+            super().reset(task)
+            self.board = next(boards)
+            return f"board {self.board}"
+
+        def step(self, message):
+            if self.board in "ab":
+                raise OSError
+            return super().step(message)
+
+    engine, _ = episodes(Drawn, "a", "b", "c")
+    for rollout in play(engine):
+        assert rollout.outcome.value is None
+        assert "begins the same task otherwise" in rollout.outcome.reason
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [("x" * 3000, "does not fit the model's context of 2048"), ({"role": "tool"}, "no text")],
+)
+def test_an_opening_that_cannot_be_read_leaves_the_others_alone(said, reason):
+    class Says(Echo):
+        def reset(self, task):
+            super().reset(task)
+            return said if task["prompt"][0]["content"] == "two" else None
+
+    engine, _ = episodes(Says, "a", "b", "c")
+    engine.context_length = 2048
+    one, two = play(engine)
+    assert one.outcome.value == 3 and two.outcome.value is None
+    assert reason in two.outcome.reason
+
+
+def test_environments_are_closed_where_sampling_fails():
+    closed = []
+
+    class Held(Echo):
+        def close(self):
+            closed.append(self)
+
+    engine, script = episodes(Held, "a", "b", "c")
+    script.texts = ("a",)
+    with pytest.raises(IndexError):
+        play(engine)
+    deadline = time.monotonic() + 10
+    while len(closed) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(closed) == 2
+
+
 def test_an_environment_that_answers_too_late_gets_no_reply_twice():
     """The late answer comes while a fresh environment begins."""
     heard = []

@@ -155,6 +155,7 @@ def test_functions_are_tools_from_python(folder):
         "rows.jsonl",
         lambda prompts, responses: [len(response) / 10 for response in responses],
         tools=[half],
+        environment={"turns": 3, "time_limit": 5},
         steps=1,
         prompts_per_step=1,
         samples_per_prompt=2,
@@ -165,7 +166,39 @@ def test_functions_are_tools_from_python(folder):
     (row,) = metrics(run)
     assert row["reward/failed"] == 0
     config = json.loads((run.path / "grpo" / "config.json").read_text())
-    assert "half" in config["grpo"]["environment"]["tools"][0]
+    environment = config["grpo"]["environment"]
+    assert "half" in environment["tools"][0]
+    assert (environment["turns"], environment["time_limit"]) == (3, 5)
+
+
+def test_a_class_from_python_keeps_its_limits_and_is_not_given_up_for_tools(folder):
+    class Pays:
+        def reset(self, task):
+            pass
+
+        def step(self, message):
+            return "go on", 0.25, False
+
+    given = {
+        "run": folder / "pays",
+        "steps": 1,
+        "prompts_per_step": 1,
+        "samples_per_prompt": 2,
+        "max_new_tokens": 8,
+        "progress": False,
+    }
+    model = {**recipe("grpo", {})["model"], "stop_tokens": ["<|end|>"]}
+    environment = {"call": Pays, "turns": 1}
+
+    def one(prompts, responses):
+        return [1.0] * len(responses)
+
+    run = tether.grpo(model, "rows.jsonl", one, environment=environment, **given)
+    (row,) = metrics(run)
+    assert (row["episode/turns"], row["episode/reward"], row["reward/proxy"]) == (1, 0.25, 1)
+    for both in (environment, Pays):
+        with pytest.raises(ConfigError, match="give one of both"):
+            tether.grpo(model, "rows.jsonl", one, environment=both, tools=[one], **given)
 
 
 def test_a_run_that_was_interrupted_plays_the_same_episodes(folder):

@@ -191,10 +191,12 @@ def settings_values(settings: Facts, root: Path, where: str) -> Json:
             values[key] = {"call": register(value)}
         elif key == "tools":
             values[key] = [register(one) if callable(one) else one for one in value]
-        elif key == "judge":
-            values[key] = value
+        elif key == "call" and callable(value):
+            values[key] = register(value)
         elif isinstance(value, Mapping):
             values[key] = settings_values(value, root, f"{where}.{key}")
+        elif key == "judge":
+            values[key] = value
         elif callable(value) and not isinstance(value, type):
             places = (
                 "a reward goes to reward=, a judge to judge=, what watches the steps to on_step="

@@ -139,7 +139,9 @@ def _start(
     compares = kind.makes == "verdict"
     model = _as_text(Run(model) if compares and not isinstance(model, Run) else model)
     if tools is not None:
-        settings = {**settings, "environment": {"tools": tools}}
+        own = settings.get("environment", {})
+        own = own if isinstance(own, Mapping) else {"call": own}
+        settings = {**settings, "environment": {**own, "tools": tools}}
     if isinstance(prompts, int):  # how many of them, where that is a key
         settings = {**settings, "prompts": prompts}
         prompts = None

@@ -75,7 +75,12 @@ class ToolClass(ToolEnvironment):
         self.inner = inner
 
     def reset(self, task: Json) -> JsonValue:
-        return settled(self.inner.reset(**task))
+        """The prompt, with a text that the class returns behind its last turn, as TRL has it."""
+        text = settled(self.inner.reset(**task))
+        if not isinstance(text, str):
+            return text
+        *turns, last = task["prompt"]
+        return [*turns, {**last, "content": last["content"] + text}]
 
     def step(self, message: Json) -> Step:
         answers, _, done = super().step(message)
@@ -309,8 +314,20 @@ def takes_task(make: Maker) -> bool:
 
 
 def fresh(make: Maker, task: Json) -> Foreign:
-    """A new environment for a task."""
-    return adapted(make(task) if takes_task(make) else make())
+    """A new environment for a task.
+
+    Raises:
+        DataError: one that is made from a task brings tools, which no prompt would show.
+    """
+    if not takes_task(make):
+        return adapted(make())
+    environment = adapted(make(task))
+    if hasattr(environment, "tools"):
+        raise DataError(
+            "an environment that is made from a task's row has tools, and all prompts show the "
+            "same ones. Make it without the row: its reset gets the row",
+        )
+    return environment
 
 
 def maker_of(config: EnvironmentConfig) -> Maker:
@@ -321,7 +338,7 @@ def maker_of(config: EnvironmentConfig) -> Maker:
     """
     call = config.call
     if call is None:
-        return partial(ToolEnvironment, tool_functions(config.tools))
+        return partial(ToolEnvironment, tool_functions(config.tools), config.time_limit / 2)
     if call.startswith(("ws://", "wss://")):
         return partial(OpenEnvSocket, call)
     return load_object(call, "environment.call")

@@ -80,6 +80,30 @@ async def _items(returned: AsyncIterator[object]) -> list[object]:
     return [item async for item in returned]
 
 
+def in_time(call: Callable[[], T], seconds: float | None) -> T:
+    """The result of a call in a thread of its own, which is left behind if it takes longer.
+
+    Raises:
+        TimeoutError: it does.
+    """
+    future = Future[T]()
+    threading.Thread(target=give_result, args=(future, call), daemon=True).start()
+    try:
+        return future.result(seconds)
+    except TimeoutError:
+        if future.done():  # the call itself raised it
+            raise
+        raise TimeoutError(f"no answer within {seconds:g} s") from None
+
+
+def give_result(future: Future[T], call: Callable[[], T]) -> None:
+    """Give a future what a call returns or raises."""
+    try:
+        future.set_result(call())
+    except BaseException as error:  # noqa: BLE001 - the user's code may raise anything
+        future.set_exception(error)
+
+
 @contextlib.contextmanager
 def _shown_when_stuck(seconds: float) -> Iterator[None]:
     """A block whose stacks are written to standard error if it lasts longer, even where no thread

@@ -11,7 +11,7 @@ from concurrent.futures import Future, wait
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Protocol, TypeVar
 
-from tether.core.errors import STOPS, DataError, error_words
+from tether.core.errors import STOPS, ConfigError, DataError, error_words
 from tether.core.protocols import Turn
 from tether.core.secrets import redact
 from tether.core.types import (
@@ -25,7 +25,7 @@ from tether.core.types import (
     Score,
 )
 from tether.rewards.adapters import Foreign, Maker, fresh, maker_of, takes_task
-from tether.rewards.calling import settled, title_of
+from tether.rewards.calling import give_result, in_time, settled, title_of
 from tether.rewards.parts import RewardParts
 from tether.rewards.processes import EnvironmentProcesses
 from tether.rewards.surroundings import surroundings
@@ -35,7 +35,9 @@ from tether.settings.environment import EnvironmentConfig
 T = TypeVar("T")
 LONGEST = 100_000
 """Characters of what an environment may say at once."""
-ROLES: dict[str, ChatRole] = {"user": "user", "tool": "tool", "system": "system"}
+FIRST = 60.0
+"""Seconds in which the first environment of a stage must have been made."""
+ROLES: tuple[ChatRole, ...] = ("user", "tool", "system")
 
 
 class UserEnvironment(Protocol):
@@ -61,8 +63,14 @@ class _Player:
     prompt: Prompt
     past: list[tuple[Message, Turn]] = field(default_factory=list)
     environment: UserEnvironment | None = None
+    opening: Conversation = ()
 
     def begin(self) -> Conversation:
+        """The opening of the episode.
+
+        Raises:
+            DataError: an environment that failed had begun otherwise.
+        """
         task = {
             **self.prompt.metadata,
             **self.prompt.row,
@@ -71,7 +79,11 @@ class _Player:
         self.environment = environment = fresh(self.make, task)
         opening = settled(environment.reset(task))
         before = self.prompt.messages if isinstance(opening, str) else ()
-        return (*before, *messages_of(opening)) or self.prompt.messages
+        turns = (*before, *messages_of(opening, ("assistant", *ROLES))) or self.prompt.messages
+        if self.opening not in ((), turns):
+            raise DataError("a fresh environment begins the same task otherwise")
+        self.opening = turns
+        return turns
 
     def step(self, reply: Message) -> Turn:
         return turn_of(settled(self._ready().step(reply.as_row())))
@@ -161,7 +173,12 @@ class EnvironmentThreads:
         with surroundings(self.source):
             for number, call in calls.items():
                 work = (futures[number], call)
-                threading.Thread(target=_settle, args=work, daemon=True, name=self.source).start()
+                threading.Thread(
+                    target=give_result,
+                    args=work,
+                    daemon=True,
+                    name=self.source,
+                ).start()
             wait(futures.values(), self.time_limit)
         for number, future in futures.items():
             player = self.players[number]
@@ -185,18 +202,11 @@ class EnvironmentThreads:
         )
 
 
-def _settle(future: Future[T], call: Callable[[], T]) -> None:
-    try:
-        future.set_result(call())
-    except BaseException as error:  # noqa: BLE001 - the user's code may raise anything
-        future.set_exception(error)
-
-
 def _close(*environments: Foreign) -> None:
     """Start the `close` of each environment that has one, without waiting for its end."""
     for one in environments:
         if hasattr(one, "close"):
-            threading.Thread(target=_settle, args=(Future(), one.close), daemon=True).start()
+            threading.Thread(target=give_result, args=(Future(), one.close), daemon=True).start()
 
 
 def turn_of(returned: JsonValue) -> Turn:
@@ -227,7 +237,7 @@ def finite_reward(returned: JsonValue) -> float | None:
     return float(returned)
 
 
-def messages_of(rows: JsonValue) -> Conversation:
+def messages_of(rows: JsonValue, roles: Sequence[ChatRole] = ROLES) -> Conversation:
     """Messages as dicts with role and content; a text is a user's turn, None is none.
 
     Raises:
@@ -239,14 +249,14 @@ def messages_of(rows: JsonValue) -> Conversation:
     if not isinstance(rows, Sequence) or not all(isinstance(row, Mapping) for row in rows):
         raise DataError(f"an environment's messages are {type(rows).__name__}, not a list of dicts")
     for row in rows:
-        if row.get("role") not in ROLES:
+        if row.get("role") not in roles:
             raise DataError(
                 f"an environment's message has the role {row.get('role')!r:.40}, and may have "
-                f"{', '.join(ROLES)}",
+                f"{', '.join(roles)}",
             )
     return tuple(
         Message(
-            ROLES[row["role"]],
+            row["role"],
             _clean(row.get("content")),
             name=str(row.get("name") or ""),
             tool_call_id=str(row.get("tool_call_id") or ""),
@@ -286,10 +296,16 @@ def environments_of(config: EnvironmentConfig) -> EnvironmentThreads:
     """The environments that settings name.
 
     Raises:
-        ConfigError: a name leads to nothing that can be called, or a tool has no schema.
+        ConfigError: a name leads to nothing that can be called, one cannot be made, or a tool has no
+            schema.
     """
     make = maker_of(config)
-    example = make if takes_task(make) else fresh(make, {})
+    try:
+        example = make if takes_task(make) else in_time(lambda: fresh(make, {}), FIRST)
+    except Exception as error:
+        raise ConfigError(
+            f"environment: {title_of(make)} cannot be made: {error_words(error)}",
+        ) from error
     tools = tuple(example.tools) if hasattr(example, "tools") else ()
     _close(example)
     return EnvironmentThreads(

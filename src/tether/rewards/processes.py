@@ -17,7 +17,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from tether.core.errors import DataError, error_words
+from tether.core.errors import ConfigError, DataError, error_words
 from tether.core.received import received
 from tether.core.types import Json, JsonValue
 from tether.rewards.adapters import ANSWER, Maker, fresh, maker_of, seed_of
@@ -107,7 +107,10 @@ class EnvironmentProcesses:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
-        self.server.recv(1)  # the user's file is imported: no episode waits for that
+        if not self.server.recv(1):  # the user's file is imported: no episode waits for that
+            raise ConfigError(
+                "the environments' process ended at its start; see what it wrote above",
+            )
 
     def __call__(self, *_: Json) -> EnvironmentProcess:
         return EnvironmentProcess(self.server)

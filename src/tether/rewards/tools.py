@@ -10,7 +10,7 @@ from pydantic import ConfigDict, ValidationError, validate_call
 from tether.core.errors import ConfigError, RunError, error_words, one_line
 from tether.core.secrets import redact
 from tether.core.types import Json, JsonValue
-from tether.rewards.calling import settled
+from tether.rewards.calling import in_time, settled
 from tether.rewards.loading import load_object
 from tether.rewards.mcp import SCHEME, McpTool, mcp_tools
 
@@ -60,9 +60,14 @@ class ToolEnvironment:
     A wrong call is answered with its fault, for the policy to read.
     """
 
-    def __init__(self, functions: Sequence[Callable[..., object]]) -> None:
+    def __init__(
+        self,
+        functions: Sequence[Callable[..., object]],
+        seconds: float | None = None,
+    ) -> None:
         checked = validate_call(config=ConfigDict(arbitrary_types_allowed=True))
         self.tools = functions
+        self.seconds = seconds
         self.functions = {
             function.__name__: function if isinstance(function, McpTool) else checked(function)
             for function in functions
@@ -89,7 +94,7 @@ class ToolEnvironment:
         if function is None:
             return _fault(f"there is no function {name}; there are {', '.join(self.functions)}")
         try:
-            returned = settled(function(**arguments))
+            returned = in_time(lambda: settled(function(**arguments)), self.seconds)
             return returned if isinstance(returned, str) else json.dumps(returned, default=str)
         except ValidationError as error:
             faults = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Unpack
 
 from tether.core.errors import DataError
-from tether.core.protocols import DrawArguments, Environments, Turn
+from tether.core.protocols import DrawArguments, Environments, Finished, Turn
 from tether.core.types import (
     ChatRole,
     Conversation,
@@ -31,7 +31,16 @@ from tether.core.types import (
 from tether.data.bridge import TurnBridge
 from tether.data.calls import Calls
 from tether.data.chat import ChatEncoder
-from tether.rollout.drawn import Drawn, Ids, TokenEngine, draws_of, opening_of, ordinal_of_part
+from tether.rollout.drawn import (
+    Drawn,
+    Draws,
+    Ids,
+    TokenEngine,
+    draws_of,
+    opening_of,
+    ordinal_of_part,
+    prompt_ids,
+)
 from tether.rollout.talk import talk_with
 from tether.settings.environment import EpisodeLimits
 
@@ -150,13 +159,25 @@ class EpisodeEngine:
             for prompt in prompts
             for sample in range(num_samples)
         ]
-        openings = [*self._openings(episodes, num_samples)]
-        draws = draws_of(self, openings, sampling, **how)
-        for number, episode in enumerate(episodes):
-            task = number // num_samples
-            episode.place = draws.ordinals[task]
-            episode.start = draws.rows[task]
-            episode.talk = openings[task].messages
+        try:
+            openings = [*self._openings(episodes, num_samples)]
+            draws = draws_of(self, openings, sampling, **how)
+            for number, episode in enumerate(episodes):
+                task = number // num_samples
+                episode.place = draws.ordinals[task]
+                episode.start = draws.rows[task]
+                episode.talk = openings[task].messages
+            self._play(episodes, draws, progress)
+        finally:
+            self.environments.end()
+        rollouts = [self._rollout(episode, sampling) for episode in episodes]
+        return [
+            RolloutGroup(prompt, tuple(rollouts[first : first + num_samples]))
+            for prompt, first in zip(prompts, range(0, len(rollouts), num_samples), strict=True)
+        ]
+
+    def _play(self, episodes: Sequence[_Episode], draws: Draws, progress: Finished) -> None:
+        """All turns of all episodes."""
         room = min(self.limits.tokens, self.context_length - max(map(len, draws.rows)))
         room *= self.limits.history == "sampled"
         talk = talk_with(self.engine, draws, room)
@@ -169,11 +190,6 @@ class EpisodeEngine:
             keys = {number: episodes[number].ordinal for number in following}
             replies = talk.go_on(contexts, keys) if following else {}
         self._end(episodes)
-        rollouts = [self._rollout(episode, sampling) for episode in episodes]
-        return [
-            RolloutGroup(prompt, tuple(rollouts[first : first + num_samples]))
-            for prompt, first in zip(prompts, range(0, len(rollouts), num_samples), strict=True)
-        ]
 
     def _end(self, episodes: Sequence[_Episode]) -> None:
         """Let go of the environments; those whose episode a limit ended may still give a reward."""
@@ -205,7 +221,15 @@ class EpisodeEngine:
             tools = self.environments.tools
             template = prompt.messages[0].template
             shown = replace(head, tools=tools or head.tools, template=template)
-            yield replace(prompt, messages=(shown, *others))
+            opened = replace(prompt, messages=(shown, *others))
+            try:
+                room = self.context_length - self.longest
+                prompt_ids(self.encoder, opened, room, self.context_length)
+            except DataError as error:
+                opened = prompt
+                for number in group:
+                    episodes[number].failure = f"the environment's opening {error}"
+            yield opened
 
     def _take(
         self,

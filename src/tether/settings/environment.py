@@ -11,6 +11,7 @@ from pydantic import Field
 
 from tether.core.types import Json
 from tether.settings.config import Config
+from tether.settings.rewards import GIVEN
 
 
 class TaskConfig(Config):
@@ -73,8 +74,12 @@ class EnvironmentConfig(EpisodeLimits):
     def faults(self) -> Iterator[str]:
         if (self.call is None) == (not self.tools):
             yield "an environment is a class (call) or functions (tools): give one of both"
-        if self.processes and any(tool.startswith("mcp:") for tool in self.tools):
-            yield "processes is for environments without servers as tools (mcp:), which are processes"
+        names = self.call or "", *self.tools
+        if self.processes and any(name.startswith(("mcp:", GIVEN)) for name in names):
+            yield (
+                "processes needs an environment in a file: servers as tools (mcp:) are processes, and "
+                "what Python hands over is in this one alone"
+            )
 
 
 def episode_faults(

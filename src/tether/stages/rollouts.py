@@ -376,6 +376,10 @@ def sample_metrics(rollouts: Sequence[Rollout], scores: Sequence[Score]) -> Metr
             "episode/unread_calls": unread / turns,
             "episode/segments": segments,
         }
+        if given := [
+            r.outcome.value for r in rollouts if r.outcome and r.outcome.value is not None
+        ]:
+            metrics["episode/reward"] = statistics.fmean(given)
     return metrics
 
 
