@@ -3,6 +3,7 @@ chat template that an installed package ships.
 """
 
 import json
+import os
 import random
 
 import pytest
@@ -13,6 +14,8 @@ from tether.core.types import Message, assistant, user
 from tether.data.bridge import TurnBridge, common_end
 
 TEMPLATES = published()
+TALKS = int(os.environ.get("TETHER_TALKS", "4"))
+"""Random conversations a template."""
 WORDS = [
     "alpha",
     "γάμμα",
@@ -56,7 +59,7 @@ def spliced(template, turns):
 def test_a_bridge_is_what_the_template_writes_between_two_replies(name):
     template, draw = Published(TEMPLATES[name]), random.Random(name)
     bridge = TurnBridge(template.encoder)
-    for _ in range(4):
+    for _ in range(TALKS):
         replies = [assistant(words(draw, number)) for number in (1, 3)]
         asked = [user(words(draw, number)) for number in (0, 2, 4)]
         turns = (asked[0], replies[0], asked[1], replies[1], asked[2])
@@ -132,14 +135,15 @@ def test_history_that_a_template_keeps_is_spliced_byte_for_byte():
     kept = set()
     for name, text in TEMPLATES.items():
         template, draw = Published(text), random.Random(name)
-        turns = tuple((user if n % 2 == 0 else assistant)(words(draw, n)) for n in range(5))
-        whole = template.rendered(turns, waiting=True)
-        try:
-            TurnBridge(template.encoder).after(template.encoder.stop_ids[-1], (), turns[2:3])
-            replies = [template.encoder.chat.reply(turns[:n], turns[n]) for n in (1, 3)]
-        except DataError:
-            continue
-        if all(whole.startswith(before + reply) for before, reply in replies):
-            assert spliced(template, turns) == whole
-            kept.add(name)
+        for _ in range(TALKS):
+            turns = tuple((user if n % 2 == 0 else assistant)(words(draw, n)) for n in range(5))
+            whole = template.rendered(turns, waiting=True)
+            try:
+                TurnBridge(template.encoder).after(template.encoder.stop_ids[-1], (), turns[2:3])
+                replies = [template.encoder.chat.reply(turns[:n], turns[n]) for n in (1, 3)]
+            except DataError:
+                break
+            if all(whole.startswith(before + reply) for before, reply in replies):
+                assert spliced(template, turns) == whole
+                kept.add(name)
     assert len(kept) >= 25
