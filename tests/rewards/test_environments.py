@@ -233,7 +233,8 @@ def test_one_with_the_two_methods_is_itself_whatever_helpers_it_has():
 
 def test_processes_for_servers_as_tools_are_refused():
     with pytest.raises(
-        ValueError, match="processes needs an environment in a file: servers as tools",
+        ValueError,
+        match="processes needs an environment in a file: servers as tools",
     ):
         EnvironmentConfig(tools=("mcp:python server.py",), processes=True)
 

@@ -97,6 +97,28 @@ def test_a_plan_counts_the_rows_that_train_by_the_stages_own_code(tmp_path, too_
     assert [one.message for one in found["dpo"] if one.check == "rows"] == [stage]
 
 
+def test_episodes_need_the_memory_of_their_longest_and_the_time_of_usual_ones(tmp_path):
+    """Longest: 512 tokens; usual: sqrt(32 × 512) = 128."""
+    rows = {"data": rows_file(tmp_path), "reward_source": "random"}
+    tool = {"environment": {"tools": ["sums.py:add"], "turns": 5, "tokens": 512}}
+
+    def planned(tokens, more=None):
+        made = recipe(tmp_path, grpo={**rows, "max_new_tokens": tokens, **(more or {})})
+        (stage,) = Planner(
+            made, SLOW, shape_config(made.model), RowSizes(), measured=False,
+        ).stages()
+        return stage
+
+    plans = [planned(32, tool), planned(512), planned(128)]
+    episodes, longest, usual = plans
+    names = {phase.name for phase in episodes.phases}
+    assert {"rollout", "update"} <= names
+    for ours, most, time in zip(*(plan.phases for plan in plans), strict=True):
+        assert ours.bytes == most.bytes
+        assert ours.seconds == time.seconds != most.seconds
+    assert episodes.work.words.endswith("× up to 5 turns × up to 32 tokens")
+
+
 def test_a_plan_counts_the_solutions_that_fit(tmp_path, caplog):
     """Of 20 problems with two solutions each, 14 are longer than 64 bytes."""
     rows = [

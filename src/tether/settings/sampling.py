@@ -278,9 +278,10 @@ class OnlineSection(RewardedSection):
         assert isinstance(self, SampledConfig)
         steps = plural(self.steps, "step")
         prompts = plural(self.prompts_per_step, "prompt")
-        answers = (
-            f"{plural(self.samples_per_prompt, 'answer')} × up to {self.max_new_tokens} tokens"
-        )
+        answers = plural(self.samples_per_prompt, "answer")
+        if self.environment is not None:
+            answers += f" × up to {plural(self.environment.turns, 'turn')}"
+        answers += f" × up to {self.max_new_tokens} tokens"
         return StageWork(f"{steps} × {prompts} × {answers}", self.steps)
 
     def others(self) -> Iterator[DataConfig]:

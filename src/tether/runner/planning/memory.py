@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import singledispatchmethod
-from math import ceil
+from math import ceil, sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -89,8 +89,12 @@ class Planner:
             self.rows = self.sizes.get(name, self.usual)
             rows = self.rows
             counts = Counts(rows.count, rows.groups, len(recipe.policies), self.sampling)
-            if not (phases := self.phases(section)):
+            usual, longest = episodes_of(section)
+            if not (phases := self.phases(usual)):
                 continue
+            if longest is not usual:
+                bounds = zip(phases, self.phases(longest), strict=True)
+                phases = [replace(most, seconds=phase.seconds) for phase, most in bounds]
             stage = StagePlan(
                 name=name,
                 phases=phases,
@@ -114,7 +118,8 @@ class Planner:
     def sampling(self) -> Sampling:
         """The sampling of the first stage that samples, which an evaluation takes by default."""
         sections = map(self.recipe.section, (*self.recipe.policies, "pairs"))
-        return next((one.sampling for one in sections if hasattr(one, "sampling")), UNTRAINED)
+        sampled = (episodes_of(one)[0] for one in sections if hasattr(one, "sampling"))
+        return next((one.sampling for one in sampled), UNTRAINED)
 
     @property
     def prompt(self) -> int:
@@ -423,6 +428,20 @@ class Planner:
         answers = min(section.samples_per_prompt, max(1, room))
         samples = section.prompts_per_step * section.samples_per_prompt
         return samples * (self.prompt + answers * length) // answers, samples * length
+
+
+def episodes_of(section: Section) -> tuple[Section, Section]:
+    """A stage with answers as long as a usual episode of its environment, and as its longest one.
+    Usual is the geometric mean of one reply and the longest: a guess.
+    """
+    environment = dict(section).get("environment")
+    if not environment:
+        return section, section
+    usual = round(sqrt(section.sampling.max_new_tokens * environment.tokens))
+    return (
+        section.model_copy(update={"max_new_tokens": usual}),
+        section.model_copy(update={"max_new_tokens": environment.tokens}),
+    )
 
 
 def learning_rate(section: Section) -> float | None:
