@@ -149,11 +149,15 @@ class Trial:
         return self.timed(name, folder, began)
 
     def imitate(self, name: str, teacher: str, *, reads: bool = False) -> str:
-        """Fine-tune the start on as many texts of the teacher, sampled as the student samples."""
+        """Fine-tune the start on as many texts of the teacher, sampled as the student samples. A text
+        is cut where it is as long as an answer of the student, without an end that nobody wrote.
+        """
         began, folder = time.perf_counter(), self.folder / name
         role, loaded = load_policy(teacher)
         given = [with_words(prompt) if reads else prompt for prompt in self.prompts]
-        groups = local_engine(role, loaded).generate(given, Sampling(LENGTH), seed=self.seed)
+        groups = local_engine(role, loaded).generate(given, Sampling(2 * LENGTH), seed=self.seed)
+        encoder = encoder_of(loaded)
+        asked = [len(encoder.prompt(prompt.messages)) for prompt in self.prompts]
         texts = [
             {"prompt": prompt.text, "response": group.rollouts[0].text}
             for prompt, group in zip(self.prompts, groups, strict=True)
@@ -167,6 +171,8 @@ class Trial:
             batch_size=self.sizes.answers,
             seed=self.seed,
             heldout_fraction=0.0,
+            max_length=LENGTH + round(np.median(asked)),
+            too_long="truncate",
         )
         return self.timed(name, folder, began)
 

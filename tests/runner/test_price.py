@@ -105,15 +105,19 @@ def test_episodes_need_the_memory_of_their_longest_and_the_time_of_usual_ones(tm
     def planned(tokens, more=None):
         made = recipe(tmp_path, grpo={**rows, "max_new_tokens": tokens, **(more or {})})
         (stage,) = Planner(
-            made, SLOW, shape_config(made.model), RowSizes(), measured=False,
+            made,
+            SLOW,
+            shape_config(made.model),
+            RowSizes(),
+            measured=False,
         ).stages()
         return stage
 
     plans = [planned(32, tool), planned(512), planned(128)]
-    episodes, longest, usual = plans
+    episodes = plans[0]
     names = {phase.name for phase in episodes.phases}
     assert {"rollout", "update"} <= names
-    for ours, most, time in zip(*(plan.phases for plan in plans), strict=True):
+    for ours, most, time in zip(*(one.phases for one in plans), strict=True):
         assert ours.bytes == most.bytes
         assert ours.seconds == time.seconds != most.seconds
     assert episodes.work.words.endswith("× up to 5 turns × up to 32 tokens")
