@@ -385,7 +385,7 @@ def table(rows: Sequence[Json]) -> str:
                 for kind in KINDS
             ]
             others = [
-                f"{np.mean([row.get(key, 0.0) for row in cells]):.2f}"
+                f"{np.mean([row[key] for row in cells]):.2f}" if key in cells[0] else "–"
                 for key in ("calls", "unread", "ended")
             ]
             name = "greedy" if temperature == 0 else f"{temperature:g}"
