@@ -120,6 +120,17 @@ def test_every_stage_that_samples_learns_from_episodes(folder, stage, history):
         assert (row["episode/segments"] > 1) == (history == "template" and answers > 0)
 
 
+@pytest.mark.parametrize(
+    ("stage", "method"),
+    [("reinforce", "rloo"), ("reinforce", "reinforce++"), ("grpo", "dr_grpo"), ("grpo", "gspo")],
+)
+def test_their_kin_learn_from_episodes(folder, stage, method):
+    settings = recipe(stage, {"call": "guess.py:Guess", "turns": 4}, algorithm=method)
+    for row in metrics(tether.run(settings, progress=False)):
+        assert math.isfinite(row["loss"]) and row["reward/failed"] == 0
+        assert row["episode/reward"] == pytest.approx(row["reward/proxy"])
+
+
 def check_turns(row):
     """The turns of a record against its text, and their rewards against the rules of Guess."""
     turns = row["turns"]
