@@ -89,7 +89,7 @@ class Planner:
             self.rows = self.sizes.get(name, self.usual)
             rows = self.rows
             counts = Counts(rows.count, rows.groups, len(recipe.policies), self.sampling)
-            usual, longest = episodes_of(section)
+            usual, longest = usual_and_longest(section)
             if not (phases := self.phases(usual)):
                 continue
             if longest is not usual:
@@ -118,7 +118,7 @@ class Planner:
     def sampling(self) -> Sampling:
         """The sampling of the first stage that samples, which an evaluation takes by default."""
         sections = map(self.recipe.section, (*self.recipe.policies, "pairs"))
-        sampled = (episodes_of(one)[0] for one in sections if hasattr(one, "sampling"))
+        sampled = (usual_and_longest(one)[0] for one in sections if hasattr(one, "sampling"))
         return next((one.sampling for one in sampled), UNTRAINED)
 
     @property
@@ -430,7 +430,7 @@ class Planner:
         return samples * (self.prompt + answers * length) // answers, samples * length
 
 
-def episodes_of(section: Section) -> tuple[Section, Section]:
+def usual_and_longest(section: Section) -> tuple[Section, Section]:
     """A stage with answers as long as a usual episode of its environment, and as its longest one.
     Usual is the geometric mean of one reply and the longest: a guess.
     """
