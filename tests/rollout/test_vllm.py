@@ -106,6 +106,7 @@ def served(wide, tmp_path_factory):
             stdout=words,
             stderr=words,
             start_new_session=True,
+            env=os.environ | {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1"},
         )
     address = f"http://127.0.0.1:{port}"
     try:
