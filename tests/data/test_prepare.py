@@ -72,7 +72,7 @@ def test_prompts_are_held_out_whole_and_their_ties_are_counted():
 
     def split_of(rows, share):
         config = DirectConfig(heldout_fraction=share)
-        return encoded_split(rows, config, ENCODER, "direct", "comparisons")
+        return encoded_split(rows, config, ENCODER, "direct")
 
     split = split_of(rows, 0.3)
     train, test = (sum(len(one.chosen) for one in part) for part in split[:2])
@@ -83,7 +83,7 @@ def test_prompts_are_held_out_whole_and_their_ties_are_counted():
     with pytest.raises(
         DataError,
         match=(
-            r"none of 40 comparisons can be used for training: "
+            r"none of 40 rows of \[direct\] can be used for training: "
             r"\{'tie': 40\}"
         ),
     ):

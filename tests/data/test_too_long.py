@@ -59,9 +59,9 @@ def expected(kind, n):
 KINDS = [SFTConfig, DirectConfig, KTOConfig]
 
 
-def split_of(kind, rows=None, **settings):
+def split_of(kind, rows=None, encoder=ENCODER, **settings):
     config = kind(heldout_fraction=0.0, **{"max_length": LIMIT, **settings})
-    return encoded_split([*(rows or rows_of(kind))], config, ENCODER, "sft", "rows")
+    return encoded_split([*(rows or rows_of(kind))], config, encoder, "sft")
 
 
 def sequences(kind, split):
