@@ -112,21 +112,21 @@ def encode_rows(rows: Iterable[Row], encode: Callable[[Row], Prepared]) -> Encod
 
 
 class Limit(NamedTuple):
-    """The most tokens that a row may have, the key that says so (empty for the model's context),
-    and the number of rows that were cut there, by reason. None: longer rows are left out.
+    """The most tokens that a row may have, the key that says so, the number of rows that were cut
+    there, by reason (None: longer rows are left out), and the model's context.
     """
 
     tokens: int
     key: str = ""
     cut: Counter[str] | None = None
+    context: int = 2**31
 
 
 def limit_of(encoder: ChatEncoder, config: SupervisedConfig, section: str) -> Limit:
     """The smaller one of a section's `max_length` and the model's context."""
     cut = Counter[str]() if dict(config).get("too_long") == "truncate" else None
-    if encoder.context_length < config.max_length:
-        return Limit(encoder.context_length, "", cut)
-    return Limit(config.max_length, f"{section}.max_length", cut)
+    context = encoder.context_length
+    return Limit(min(config.max_length, context), f"{section}.max_length", cut, context)
 
 
 def within(sequences: Sequence[Encoded], limit: Limit) -> list[Encoded]:
@@ -140,7 +140,7 @@ def within(sequences: Sequence[Encoded], limit: Limit) -> list[Encoded]:
     longest = max(map(len, sequences))
     if longest <= limit.tokens:
         return [*sequences]
-    reason = too_long(longest, limit.tokens, limit.key)
+    reason = too_long(longest, limit.tokens, limit.key, limit.context)
     edge = limit.tokens
     parts = [
         Encoded(s.ids[:edge], s.trained[:edge], tuple(fork for fork in s.forks if fork < edge))
