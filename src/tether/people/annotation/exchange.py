@@ -18,11 +18,11 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from statistics import median
 from typing import Literal, TypedDict, Unpack, get_args
 
-from sqlalchemy import ColumnElement, and_, or_, select
+from sqlalchemy import ColumnElement, and_, exists, or_, select
 
 from tether.core.errors import ConfigError
 from tether.core.types import Annotation, Comparison, Facts, Json, Texts, turned_facts
-from tether.people.annotation.queries import JUDGED, OPEN, TASKS, votes_decide
+from tether.people.annotation.queries import ESCALATED, JUDGED, OPEN, TASKS
 from tether.people.annotation.store import ORIGIN, Answer, Store, answer_of
 from tether.people.annotation.tables import (
     AnnotatorRow,
@@ -220,8 +220,13 @@ def comparisons(
 
 
 def ready(how: How) -> ColumnElement[bool]:
-    """A condition: a task has the judgments of which this way makes a label."""
-    return or_(TaskRow.state.in_(FINISHED), and_(how == "soft", votes_decide()))
+    """A condition: a task has the judgments of which this way makes a label. For `soft` these are all
+    its votes, unless somebody has sent it to the experts.
+    """
+    flagged = exists().where(FlagRow.task_id == TaskRow.id, OPEN)
+    escalated = TaskRow.details[ESCALATED].as_boolean()
+    voted = and_(how == "soft", TaskRow.judged >= TaskRow.needed, escalated.is_(None), ~flagged)
+    return or_(TaskRow.state.in_(FINISHED), voted)
 
 
 def labelled(

@@ -107,13 +107,6 @@ def counts(session: Session) -> dict[str, int]:
     }
 
 
-def votes_decide() -> ColumnElement[bool]:
-    """A condition: a task has all its votes, and nobody has sent it to the experts."""
-    flagged = exists().where(FlagRow.task_id == TaskRow.id, OPEN)
-    escalated = TaskRow.details[ESCALATED].as_boolean()
-    return and_(TaskRow.judged >= TaskRow.needed, escalated.is_(None), ~flagged)
-
-
 def was_given(annotator: object = ANYBODY) -> Exists:
     """A condition: the annotator was given the two answers of a task, in any round; leases that ran
     out do not count.
