@@ -548,6 +548,10 @@ def test_a_new_recipe_runs_as_it_is(method, here, project):
         ("optimizer.learning_rate", ["sft.optimizer.learning_rate, reward.optimizer"]),
         ("learning_rate", ["learning rate Size of an optimizer step", "sft.optimizer.learning"]),
         ("overfiting", ["no key or term is called 'overfiting': did you mean 'overfitting'"]),
+        ("kl.coef", ["ppo.kl.coefficient, reinforce.kl.coefficient"]),
+        ("dpo.label_smo", ["direct.label_smoothing"]),
+        ("max_len", ["sft.max_length, reward.max_length"]),
+        ("max", ["no key or term is called 'max': did you mean"]),
     ],
 )
 def test_a_key_is_explained(key, words, here):

@@ -70,6 +70,19 @@ def line_of(output):
     return line
 
 
+def test_no_stage_says_that_there_is_no_policy_beside_one_that_is(folder):
+    """After each stage of three, and after a reward model that is trained once there is a policy."""
+    recipe(folder, {**RECIPES["sft"], **RECIPES["direct"], "reward": {"data": "pairs"}})
+    ended = command("run", "mine.toml", "sft", "direct", cwd=folder)
+    assert ended.returncode == 0, ended.stderr
+    assert line_of(ended.stdout).startswith("tether evaluate")
+    later = command("run", "mine.toml", "reward", cwd=folder)
+    assert later.returncode == 0, later.stderr
+    for said in (ended.stdout, later.stdout):
+        assert "held-out" in said and "No policy was trained" not in said
+        assert "[evaluate]" not in said
+
+
 @pytest.mark.parametrize(
     "name",
     [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in RECIPES],

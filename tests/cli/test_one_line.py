@@ -81,6 +81,9 @@ def test_a_recipe_stays_what_it_was(folder):
     for words in (("grpo", "r.toml", "--dry-run"), (*line, "--dry-run", "run=runs/grpo")):
         listed = command(*words, cwd=folder)
         assert listed.returncode == 0 and "1 jobs in runs/grpo" in listed.stdout, listed.stderr
+    both = command(*line, "--recipe", "both.toml", "--dry-run", cwd=folder)
+    assert both.returncode == 0 and "1 jobs in runs/" in both.stdout, both.stderr
+    assert (folder / "both.toml").read_bytes() == (folder / "r.toml").read_bytes()
     for words in (("--reward", "mine.py:vowels"), ("--recipe", "x.toml")):
         assert command("grpo", "r.toml", *words, cwd=folder).returncode == 2
     assert not (folder / "runs").exists()

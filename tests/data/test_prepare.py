@@ -30,7 +30,7 @@ def test_refused_rows_are_counted_by_reason_and_the_others_keep_their_order():
     with pytest.raises(DataError, match=r"longer than x\.length = 1 tokens; 2 would keep it"):
         within([sequence(1, 2)], Limit(1, "x.length"))
     with pytest.raises(DataError, match="longer than the model's context of 1 tokens"):
-        within([sequence(1, 2)], Limit(1))
+        within([sequence(1, 2)], Limit(1, "x.length", context=1))
 
 
 def test_a_cut_row_counts_once_and_one_without_a_token_that_counts_is_left_out():
@@ -72,7 +72,7 @@ def test_prompts_are_held_out_whole_and_their_ties_are_counted():
 
     def split_of(rows, share):
         config = DirectConfig(heldout_fraction=share)
-        return encoded_split(rows, config, ENCODER, "direct", "comparisons")
+        return encoded_split(rows, config, ENCODER, "direct")
 
     split = split_of(rows, 0.3)
     train, test = (sum(len(one.chosen) for one in part) for part in split[:2])
@@ -83,7 +83,7 @@ def test_prompts_are_held_out_whole_and_their_ties_are_counted():
     with pytest.raises(
         DataError,
         match=(
-            r"none of 40 comparisons can be used for training: "
+            r"none of 40 rows of \[direct\] can be used for training: "
             r"\{'tie': 40\}"
         ),
     ):

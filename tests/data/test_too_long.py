@@ -59,9 +59,9 @@ def expected(kind, n):
 KINDS = [SFTConfig, DirectConfig, KTOConfig]
 
 
-def split_of(kind, rows=None, **settings):
+def split_of(kind, rows=None, encoder=ENCODER, **settings):
     config = kind(heldout_fraction=0.0, **{"max_length": LIMIT, **settings})
-    return encoded_split([*(rows or rows_of(kind))], config, ENCODER, "sft", "rows")
+    return encoded_split([*(rows or rows_of(kind))], config, encoder, "sft")
 
 
 def sequences(kind, split):
@@ -97,6 +97,32 @@ def test_by_default_long_rows_are_left_out_and_counted_by_the_power_of_two_that_
     assert split.counts == {"skipped": counts} and len(counts) > 1
     kept = [one.ids for one in sequences(kind, split)]
     assert all(len(one) <= LIMIT and one[-1] == TOKENIZER.eos_token_id for one in kept)
+
+
+@pytest.mark.parametrize("context", [LIMIT, 130, 1000])
+def test_the_limit_that_a_reason_names_keeps_its_rows_within_the_context(context):
+    """By default, and cut: no size beyond the context is named, and with the largest one that is named
+    only the rows beyond the context are left out.
+    """
+    encoder = ChatEncoder(
+        TOKENIZER,
+        (TOKENIZER.eos_token_id,),
+        TEMPLATE,
+        context_length=context,
+    )
+    longest = [len(expected(SFTConfig, n)[0]) for n in REPLIES]
+    beyond = sum(size > context for size in longest)
+    between = sum(LIMIT < size <= context for size in longest)
+    assert (beyond, between) == {LIMIT: (4, 0), 130: (1, 3), 1000: (0, 4)}[context]
+    for key, how in (("skipped", {}), ("cut", {"too_long": "truncate"})):
+        counts = split_of(SFTConfig, encoder=encoder, **how).counts[key]
+        of_context = f"longer than the model's context of {context} tokens"
+        assert counts.pop(of_context, 0) == beyond and sum(counts.values()) == between
+        sizes = [int(reason.partition("; ")[2].split()[0]) for reason in counts]
+        larger = max(sizes, default=LIMIT)
+        assert larger <= context
+        again = split_of(SFTConfig, encoder=encoder, max_length=larger, **how)
+        assert again.counts.get(key, {}) == ({of_context: beyond} if beyond else {})
 
 
 def test_a_prompt_that_fills_the_limit_is_left_out_and_so_are_sides_that_the_cut_makes_equal():

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import re
 
 import pytest
@@ -13,6 +14,7 @@ from tether.cli.terminal import price
 from tether.cli.terminal.price import price_lines
 from tether.cli.tools.doctor_run import examine_run
 from tether.core.errors import DataError
+from tether.core.once import once
 from tether.core.types import Sampling
 from tether.runner.budgets import last_share
 from tether.runner.jobs import expand
@@ -70,9 +72,10 @@ def test_prompts_of_another_length_leave_the_measured_answers(tmp_path):
 
 @pytest.mark.parametrize("too_long", ["leave_out", "truncate"])
 def test_a_plan_counts_the_rows_that_train_by_the_stages_own_code(tmp_path, too_long, caplog):
-    """16 of 40 pairs, of 8 of 20 prompts, are longer than 64 bytes. The stage has the same counts and says
-    the same sentence.
+    """16 of 40 pairs, of 8 of 20 prompts, are longer than 64 bytes. The stage has the same counts, and
+    the log says it once.
     """
+    once.cache_clear()
     rows = [{**row, "chosen": "y" * (100 if n < 16 else 3)} for n, row in enumerate(PAIRS)]
     path = tmp_path / "pairs.jsonl"
     path.write_text(
@@ -81,7 +84,7 @@ def test_a_plan_counts_the_rows_that_train_by_the_stages_own_code(tmp_path, too_
     how = {"data": {"path": str(path)}, "max_length": 64, "too_long": too_long}
     made = recipe(tmp_path, direct={**how, "heldout_fraction": 0.0, "prompts_per_update": 64})
     cut = too_long == "truncate"
-    sizes = row_sizes(made, ["direct"], encoded=True)["direct"]
+    sizes = row_sizes(made, ["direct"], encode=math.inf)["direct"]
     assert (sizes.count, sizes.groups) == ((40, 20) if cut else (24, 12))
     said = "16 of 40 rows (40%) " + ("are cut" if cut else "do not train")
     assert [line.count(said) for line in caplog.messages] == [1]
@@ -89,9 +92,10 @@ def test_a_plan_counts_the_rows_that_train_by_the_stages_own_code(tmp_path, too_
     summary = run_stage(job)
     assert summary["num_pairs"] == sizes.count and summary["num_prompts"] == sizes.groups
     assert sum(summary["cut" if cut else "skipped"].values()) == 16
-    # the stage, by its noun, and the page and the doctor by its title
-    stage = caplog.messages[1].partition(": ")[2]
-    assert caplog.messages[0].endswith(stage)
+    (line,) = [line for line in caplog.messages if said in line]
+    name, _, stage = line.partition(": ")
+    assert name == "rows of [direct]"
+    # the page and the doctor have its title
     assert any(stage in line for line in doubts(read_journey(tmp_path / "run")))
     found = examine_run(tmp_path / "run")
     assert [one.message for one in found["dpo"] if one.check == "rows"] == [stage]
@@ -134,26 +138,27 @@ def test_a_plan_counts_the_solutions_that_fit(tmp_path, caplog):
         }
         for n in range(40)
     ]
+    once.cache_clear()
     path = tmp_path / "steps.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     kept = [row for row in rows if len(row["steps"][1]) < 90]
     how = {"data": {"path": str(path)}, "max_length": 64, "heldout_fraction": 0.0}
     made = recipe(tmp_path, process={**how, "calibration_fraction": 0.0})
-    sizes = row_sizes(made, ["process"], encoded=True)["process"]
+    sizes = row_sizes(made, ["process"], encode=math.inf)["process"]
     assert sizes.count == len(kept) < len(rows)
     assert sizes.groups == len({row["prompt"] for row in kept}) < 20
     said = f"{len(rows) - len(kept)} of 40 rows ({1 - len(kept) / 40:.0%}) do not train"
     (job,) = prepare(made, ["process"])
     summary = run_stage(job)
     assert summary["num_train"] == sizes.count
-    assert [line.startswith(f"solutions: {said}") for line in caplog.messages[:2]] == [True, True]
+    assert [line.startswith(f"solutions: {said}") for line in caplog.messages].count(True) == 1
     assert any(said in line for line in doubts(read_journey(tmp_path / "run")))
 
 
 def test_a_plan_of_rows_of_which_none_trains_says_so(tmp_path):
     made = recipe(tmp_path, direct={"data": rows_file(tmp_path), "max_length": 8})
     with pytest.raises(DataError, match=r"none of 40 rows of \[direct\] can be used"):
-        row_sizes(made, ["direct"], encoded=True)
+        row_sizes(made, ["direct"], encode=math.inf)
 
 
 def test_updates_and_their_time_by_hand(tmp_path):
@@ -442,23 +447,29 @@ class Shown:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "top", "named"),
+    ("seconds", "data", "top", "named"),
     [
-        (9000.0, {}, "of about 58 of 150 prompts: ±12% instead of ±8%"),
-        (60.0, {}, ""),
-        (9000.0, {"budget": 20}, ""),
-        (9000.0, {"sweep": {"seed": [0, 1]}}, ""),
+        (9000.0, {}, {}, " The win rate is then of about 58 of 150 prompts: ±12% instead of ±8%."),
+        (60.0, {}, {}, None),
+        (9000.0, {}, {"budget": 20}, None),
+        (9000.0, {}, {"sweep": {"seed": [0, 1]}}, None),
+        (9000.0, {"path": "hub:owner/prompts"}, {}, ""),
+        (9000.0, {"limit": 16}, {}, ""),
     ],
 )
 def test_a_long_price_names_a_budget_and_what_it_costs(
     seconds,
+    data,
     top,
     named,
     tmp_path,
     monkeypatch,
 ):
-    """58 of 150 comparisons have Wilson's interval of ±12 points about one half."""
+    """58 of 150 comparisons have Wilson's interval of ±12 points about one half. An unknown number of
+    prompts has no interval, and sixteen are judged in any case.
+    """
     times = {"sft": 10.0, "direct": seconds, "evaluate": 600.0 if seconds > 900 else 60.0}
+    evaluate = {**LONG_RUN["evaluate"], "data": {**LONG_RUN["evaluate"]["data"], **data}}
     stages = [
         StagePlan(
             name=name,
@@ -470,6 +481,34 @@ def test_a_long_price_names_a_budget_and_what_it_costs(
     ]
     monkeypatch.setattr(price, "plan", lambda *_, **__: Plan(FAST, 0, stages))
     shown = Shown()
-    price.announce_price(recipe(tmp_path, **LONG_RUN, **top), [*LONG_RUN], shown)
+    made = recipe(tmp_path, **{**LONG_RUN, "evaluate": evaluate}, **top)
+    price.announce_price(made, [*LONG_RUN], shown)
     told = [line for line in shown.lines if "--budget 12" in line]
-    assert len(told) == bool(named) and all(named in line for line in told)
+    ends = "--budget 12 ends within 12 minutes, after fewer steps."
+    assert told == ([] if named is None else [ends + named])
+
+
+@pytest.mark.parametrize("most", [40, 39])
+def test_the_price_is_of_the_rows_that_train_and_names_the_others_once(
+    most,
+    tmp_path,
+    monkeypatch,
+    caplog,
+):
+    """71 of 120 rows are longer than 64 bytes; of more rows than the price encodes it counts all."""
+    once.cache_clear()
+    rows = [{"prompt": f"n {n}", "response": "y" * (90 if n < 71 else 3)} for n in range(120)]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    how = {"data": {"path": str(path)}, "max_length": 64, "heldout_fraction": 0.0, "epochs": 1}
+    made = recipe(tmp_path, sft=how)
+    monkeypatch.setattr(price, "ENCODED", 3 * most)
+    shown = Shown()
+    price.announce_price(made, ["sft"], shown)
+    said = "rows of [sft]: 71 of 120 rows (59%) do not train: 71 longer than sft.max_length = 64"
+    named = [line for line in caplog.messages if line.startswith(said)]
+    assert len(named) == (most == 40)
+    assert any(f"{49 if named else 120} rows × 1 pass" in line for line in shown.lines)
+    (job,) = prepare(made, ["sft"])
+    assert run_stage(job)["num_train"] == 49
+    assert [line.startswith(said) for line in caplog.messages].count(True) == 1

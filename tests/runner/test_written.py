@@ -1,6 +1,7 @@
 """Fine-tuning on what a teacher writes: its answers, those that are left out, and a run that goes on."""
 
 import json
+from pathlib import Path
 
 import pytest
 from tests.every_stage import differences, everything
@@ -16,6 +17,8 @@ from tether.runner.planning.sizes import row_sizes
 from tether.settings.model import ModelConfig
 from tether.settings.reading import build
 from tether.settings.recipe import Recipe
+from tether.watch.report.doubts import not_trained
+from tether.watch.report.reading import read_journey
 
 MODEL = {"source": "tiny", "dtype": "float32"}
 LONGEST = 100
@@ -74,6 +77,25 @@ def test_the_demonstrations_are_the_answers_to_what_the_teacher_reads(folder, sa
     assert 0 < usable < 12 * samples
     assert summary["num_train"] == usable
     assert summary["quarantine"]["count"] == 12 * samples - usable
+
+
+def test_the_share_that_does_not_train_is_of_the_answers(folder):
+    """Four answers to each of twelve prompts, of which those beyond 64 tokens are left out; the page
+    counts the prompts of the file.
+    """
+    teacher = {**TEACHER, "samples_per_prompt": 4}
+    tether.run(recipe(teacher, max_length=64), progress=False)
+    turns = [
+        (Message("system", f"About {c * 3}."), Message("user", f"say {c}")) for c in "aeioubcdfghk"
+    ]
+    groups = by_hand(turns, 4)
+    usable = sum(one.finished and bool(one.text.strip()) for row in groups for one in row)
+    summary = read_json("run/sft/summary.json")
+    left = sum(summary["skipped"].values())
+    assert summary["num_train"] == usable - left and left == 6
+    words = not_trained(read_journey(Path("run")).stage("sft"))
+    assert words.startswith(f"{left} of {usable} rows ({left / usable:.0%}) do not train")
+    assert read_json("run/sft/manifest.json")["rows"] == 12
 
 
 def test_a_function_gives_what_the_teacher_reads_and_a_run_teaches(folder):

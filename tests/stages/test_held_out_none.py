@@ -11,6 +11,7 @@ from rich.console import Console
 
 import tether
 from tether.cli.terminal.bars import bars
+from tether.core.once import once
 from tether.core.types import Comparison, Demonstration, StepLabels, assistant, user
 from tether.watch.report.page import write_report
 
@@ -53,6 +54,7 @@ METHODS = {
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("fraction", [1e-9, 0.5])
 def test_the_log_the_summary_and_the_page_say_so(name, fraction, tmp_path, caplog):
+    once.cache_clear()
     make, more, key = METHODS[name]
     rows = [make(question, number) for number, question in enumerate(QUESTIONS)]
     with caplog.at_level(logging.WARNING):
@@ -89,6 +91,7 @@ def test_a_bar_names_whose_accuracy_it_shows():
 
 
 def test_one_prompt_alone_cannot_be_held_out(tmp_path, caplog):
+    once.cache_clear()
     rows = [comparison(question, number) for number, question in enumerate(ONE)]
     with caplog.at_level(logging.WARNING):
         run = tether.reward(
@@ -100,4 +103,4 @@ def test_one_prompt_alone_cannot_be_held_out(tmp_path, caplog):
             progress=False,
         )
     assert run.summary["num_heldout_pairs"] == 0 and "heldout_accuracy" not in run.summary
-    assert "comparisons (heldout_fraction = 0.05)" in caplog.text
+    assert "rows of [reward] (heldout_fraction = 0.05)" in caplog.text

@@ -224,7 +224,7 @@ def test_one_sided_or_unusable_verdicts_are_refused(tmp_path):
         ([r for r in ROWS if r.desirable], "all responses to train on are desirable"),
         ([r for r in ROWS if not r.desirable], "all responses to train on are undesirable"),
         (ROWS[:3], "answer one prompt"),
-        ([verdict("a", " ", True)], "none of 1 judged responses"),
+        ([verdict("a", " ", True)], r"none of 1 rows of \[kto\]"),
     ]
     for number, (rows, message) in enumerate(cases):
         with pytest.raises(DataError, match=message):

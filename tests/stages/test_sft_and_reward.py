@@ -210,7 +210,7 @@ def test_unusable_rows_are_counted_and_nothing_left_is_an_error(tmp_path):
     assert sum(summary["skipped"].values()) == 2 and any(
         "max_length" in reason for reason in summary["skipped"]
     )
-    with pytest.raises(DataError, match="none of 1 demonstrations"):
+    with pytest.raises(DataError, match=r"none of 1 rows of \[sft\]"):
         sft().train(rows[-1:], RunDirectory.open(tmp_path / "other", {}))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -327,7 +328,7 @@ def plan(
         if gpu_memory is None and gpu is None
         else devices.gpu(gpu_memory, gpu)
     )
-    sizes = row_sizes(config, config.stages, prompt_tokens, encoded=True)
+    sizes = row_sizes(config, config.stages, prompt_tokens, encode=math.inf)
     usual = prompt_tokens or 128
     if device.gpu:
         config = sized(config, config.stages, device, sizes, shape=shape, prompt_tokens=usual)

@@ -196,7 +196,7 @@ def export_from(
     if demonstrations and not written:
         raise DataError(f"{store}: nobody has written a better answer. Leave --demonstrations out")
     count = exporting.export_labels(where, file, format, how=how, **which)  # type: ignore[arg-type]
-    others = exporting.kept_back(where, count, format, **which)  # type: ignore[arg-type]
+    others = exporting.kept_back(where, count, format, how=how, **which)  # type: ignore[arg-type]
     print_line(f"{count:,} rows in {file}, of {count + sum(others.values()):,} pairs")
     rows = ((why, f"{number:,}", exporting.WHO_TAKES[why]) for why, number in others.items())
     show_table(rows, ("left out", "pairs", ""))

@@ -100,10 +100,12 @@ def method_command(name: str) -> Callable[..., None]:
                 where=f"tether {name}",
             )
             check_sources(config)
-        if recipe is not None:
+        if recipe is None:
+            print_line(f"# --recipe FILE writes this recipe\n{as_toml(config)}")
+        else:
             write_recipe(recipe, as_toml(config), section)
-            return
-        print_line(f"# --recipe FILE writes this recipe\n{as_toml(config)}")
+            if not dry_run:
+                return
         scored = ["--reward", reward] if reward else []
         _begin(config, [section], [name, model, *given, *scored], began, dry_run=dry_run)
 

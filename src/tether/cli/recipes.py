@@ -116,7 +116,9 @@ def write_recipe(path: Path, text: str, section: str) -> None:
 
 
 def explain_key(words: list[str]) -> None:
-    """Explain a key of a recipe, a metric, or a term of the field or of the report."""
+    """Explain a key of a recipe, a metric, or a term of the field or of the report. A key's name
+    may be cut where no other begins so.
+    """
     from tether.core.glossary import METRICS, meanings, near
     from tether.settings.messages import key_hint
     from tether.settings.reference import keys_of
@@ -127,10 +129,17 @@ def explain_key(words: list[str]) -> None:
     key = " ".join(words)
     parts = _sections(key)
     keys = list(keys_of(recipe_type()))
-    meant = [one for one in keys if list(one.path) == parts] or [
-        one for one in keys if list(one.path[-len(parts) :]) == parts
-    ]
     defined = meanings(key)
+    *outer, last = parts
+    begun = [
+        one
+        for one in keys
+        if list(one.path[-len(parts) : -1]) == outer and one.path[-1].startswith(last)
+    ]
+    cut = not defined and len({one.path[-1] for one in begun}) == 1
+    meant = [one for one in keys if list(one.path) == parts] or [
+        one for one in begun if cut or one.path[-1] == last
+    ]
     inside = len(parts) > 1 and any(one.path[0] == parts[0] for one in keys)
     if not inside and (theirs := _translation(key, values=not meant and not defined)):
         defined[f"{key} in other libraries"] = theirs

@@ -16,13 +16,14 @@ DONE = {"skipped": "do not train", "cut": "are cut"}
 TOO_LONG = re.compile(r"(longer than .*); (\d+) would keep it")
 
 
-def too_long(tokens: int, limit: int, key: str) -> str:
+def too_long(tokens: int, limit: int, key: str, context: int) -> str:
     """The reason to leave out or cut a row of so many tokens, with the power of two that would keep
-    it; without a key, the limit is the model's context.
+    it, or the model's context where that is smaller; no limit keeps a row beyond the context.
     """
-    if not key:
-        return f"longer than the model's context of {limit} tokens"
-    return f"longer than {key} = {limit} tokens; {1 << (tokens - 1).bit_length()} would keep it"
+    if tokens > context:
+        return f"longer than the model's context of {context} tokens"
+    size = min(1 << (tokens - 1).bit_length(), context)
+    return f"longer than {key} = {limit} tokens; {size} would keep it"
 
 
 def left_out_words(summary: Facts, rows: float | None) -> str:

@@ -16,6 +16,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from tether.core.errors import DataError
 from tether.core.left_out import left_out_words, too_long
+from tether.core.once import once
 from tether.core.protocols import now_doing
 from tether.core.types import Comparison, Demonstration, Feedback, Json
 from tether.data.batches import cut_together
@@ -47,17 +48,16 @@ def encoded_split(
     config: SupervisedConfig,
     encoder: ChatEncoder,
     section: str,
-    noun: str,
 ) -> Split:
     """Hold out whole prompts, then encode both parts.
 
     Args:
-        section: of the recipe, for the name of its key.
-        noun: the word for rows in the error.
+        section: of the recipe, for its name in messages.
 
     Raises:
         DataError: nothing is left to train on.
     """
+    noun = f"rows of [{section}]"
     now_doing(f"encoding {len(rows)} {noun}")
     if dict(config).get("labels") == "votes":
         rows = by_votes(rows)
@@ -78,15 +78,20 @@ def encoded_split(
 
 
 def warn_left_out(counts: Json, rows: int, noun: str) -> None:
-    """Name in the log the share of rows that are left out or cut, and why, where it is seen."""
+    """Name in the log, once a process, the share of rows that are left out or cut, and why, where
+    it is seen.
+    """
     if words := left_out_words(counts, rows):
-        _LOG.warning("%s: %s", noun, words)
+        once(_LOG.warning, "%s: %s", noun, words)
 
 
 def warn_without_held_out(num_held_out: int, fraction: float, noun: str) -> None:
-    """Name in the log that no row is held out although a part of the prompts should be."""
+    """Name in the log, once a process, that no row is held out although a part of the prompts
+    should be.
+    """
     if fraction and not num_held_out:
-        _LOG.warning(
+        once(
+            _LOG.warning,
             "held out: no %s (heldout_fraction = %g). Accuracy and loss are those of rows that "
             "the model learns from. Raise heldout_fraction, or give more prompts.",
             noun,
@@ -107,21 +112,21 @@ def encode_rows(rows: Iterable[Row], encode: Callable[[Row], Prepared]) -> Encod
 
 
 class Limit(NamedTuple):
-    """The most tokens that a row may have, the key that says so (empty for the model's context),
-    and the number of rows that were cut there, by reason. None: longer rows are left out.
+    """The most tokens that a row may have, the key that says so, the number of rows that were cut
+    there, by reason (None: longer rows are left out), and the model's context.
     """
 
     tokens: int
     key: str = ""
     cut: Counter[str] | None = None
+    context: int = 2**31
 
 
 def limit_of(encoder: ChatEncoder, config: SupervisedConfig, section: str) -> Limit:
     """The smaller one of a section's `max_length` and the model's context."""
     cut = Counter[str]() if dict(config).get("too_long") == "truncate" else None
-    if encoder.context_length < config.max_length:
-        return Limit(encoder.context_length, "", cut)
-    return Limit(config.max_length, f"{section}.max_length", cut)
+    context = encoder.context_length
+    return Limit(min(config.max_length, context), f"{section}.max_length", cut, context)
 
 
 def within(sequences: Sequence[Encoded], limit: Limit) -> list[Encoded]:
@@ -135,7 +140,7 @@ def within(sequences: Sequence[Encoded], limit: Limit) -> list[Encoded]:
     longest = max(map(len, sequences))
     if longest <= limit.tokens:
         return [*sequences]
-    reason = too_long(longest, limit.tokens, limit.key)
+    reason = too_long(longest, limit.tokens, limit.key, limit.context)
     edge = limit.tokens
     parts = [
         Encoded(s.ids[:edge], s.trained[:edge], tuple(fork for fork in s.forks if fork < edge))
@@ -394,7 +399,7 @@ def prepare_feedback(
         DataError: nothing is left to train on, all of it is of one class, or it is about a single
             prompt.
     """
-    split = encoded_split(rows, config, encoder, "kto", "judged responses")
+    split = encoded_split(rows, config, encoder, "kto")
     kinds = {verdict for judged in split.train for verdict in judged.desirable}
     if len(kinds) == 1:
         raise DataError(

@@ -188,7 +188,7 @@ class Direct:
         Raises:
             DataError: no comparison can be used.
         """
-        split = encoded_split(comparisons, self.config, self.encoder, "direct", "comparisons")
+        split = encoded_split(comparisons, self.config, self.encoder, "direct")
         return {**self.fit(split, run, progress), **split.counts}
 
     def fit(

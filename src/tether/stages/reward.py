@@ -233,7 +233,7 @@ class RewardModeling:
 
     def split(self, comparisons: Sequence[Comparison]) -> Split[Ranking]:
         """Comparisons encoded and parted by prompt; the same for every order of training."""
-        return encoded_split(comparisons, self.config, self.encoder, "reward", "comparisons")
+        return encoded_split(comparisons, self.config, self.encoder, "reward")
 
     def fit(
         self,

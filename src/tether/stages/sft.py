@@ -107,7 +107,7 @@ class SFT:
         """
         start = time.perf_counter()
         config = self.config
-        split = encoded_split(demonstrations, config, self.encoder, "sft", "demonstrations")
+        split = encoded_split(demonstrations, config, self.encoder, "sft")
         plan = plan_updates(len(split.train), config.batch_size, config.epochs, config.seed)
         self.heldout = split.test
         before = self.evaluate(split.test)["loss"] if split.test else None

@@ -301,6 +301,9 @@ def test_token_ids_are_the_same_pairs_as_their_texts(folder, tokenizer, tmp_path
             tokenizer=tokenizer,
         )
     assert len(short.train_rows) == 1
+    model.config.max_position_embeddings = longest
+    with pytest.warns(UserWarning, match=f"longer than the model's context of {longest} tokens"):
+        RewardTrainer(model, config, train_dataset=PAIRS[:3], tokenizer=tokenizer)
 
 
 def test_a_reward_model_needs_one_score(folder, tokenizer):

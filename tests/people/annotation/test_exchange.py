@@ -12,12 +12,16 @@ from tests.people.annotation.conftest import filled, people
 
 from tether.core.errors import ConfigError
 from tether.core.types import Annotation, Comparison, Message, assistant, user
+from tether.data.chat import ChatEncoder
+from tether.data.prepare import Limit, encode_comparisons
 from tether.data.sources import Quarantine, read
+from tether.models.tiny import tiny_tokenizer
 from tether.people.annotation.exchange import cases, comparisons, gold_answers, votes
-from tether.people.annotation.exporting import export_labels
+from tether.people.annotation.exporting import export_labels, kept_back
 from tether.people.annotation.importing import read_cases
+from tether.people.annotation.rankings import escalate
 from tether.people.annotation.store import Answer, StoreError
-from tether.people.annotation.tables import TaskRow
+from tether.people.annotation.tables import FlagRow, TaskRow
 from tether.people.annotation.work import Work
 from tether.people.labels.votes import Opinion
 
@@ -65,7 +69,11 @@ def judged(store, *said, needed=None, experts=(), **question):
         ("majority", ("tie", "both_bad", "second"), (0, 0.5, True)),
         ("soft", ("first", "first", "second"), (0, 2 / 3, False)),
         ("soft", ("second", "second", "tie"), (1, 5 / 6, False)),
-        ("soft", ("second", "tie", "both_bad"), (1, 2 / 3, True)),
+        ("soft", ("second", "tie", "both_bad"), (1, 2 / 3, False)),
+        ("soft", ("first", "first", "second", "tie", "tie"), (0, 0.6, False)),
+        ("soft", ("second", "second", "first", "both_bad"), (1, 5 / 8, False)),
+        ("soft", ("first", "second", "tie"), (0, 0.5, True)),
+        ("soft", ("first", "second"), (0, 0.5, True)),
         ("soft", ("second",), (1, 1.0, False)),
         ("dawid-skene", ("second", "second", "second"), (1, None, False)),
     ],
@@ -85,6 +93,35 @@ def test_labels_are_what_the_votes_say(store, how, said, expected):
         {"first": sign, "second": -sign}.get(v, 0) for v in said
     ]
     assert found.group == sides[0].prompt_id and found.prompt == sides[0].prompt
+
+
+def test_soft_labels_are_of_every_pair_with_all_its_votes(store, tmp_path):
+    """By hand: 2 to 1 with two ties is 0.6 and trains, 1 to 1 is a tie. Other ways wait for an expert,
+    and so does a pair that was flagged or sent to one.
+    """
+    judged(store, "first", "first", "second", "tie", "tie")
+    judged(store, "first", "second")
+    judged(store, "first", needed=2)
+    judged(store, "first", "first", "second")  # escalated below
+    judged(store, "second", "tie")  # flagged below
+    assert escalate(store, 0.7) == 4
+    with store.transaction() as session:
+        for number in (1, 2, 5):
+            session.get_one(TaskRow, number).details = {}
+        session.add(FlagRow(task_id=5, annotator_id=1, reason="it is empty"))
+    for how in ("majority", "dawid-skene"):
+        assert list(comparisons(store, how)) == []
+    uneven, even = comparisons(store, "soft")
+    assert (uneven.probability, uneven.tie, even.tie) == (0.6, False, True)
+    assert [one.metadata["state"] for one in (uneven, even)] == ["expert", "expert"]
+    encoder = ChatEncoder(tiny_tokenizer(), (1,))
+    (ranking,), skipped = encode_comparisons([uneven, even], encoder, Limit(500))
+    assert ranking.probability == (0.6,) and skipped == {"tie": 1}
+    waiting = {"waiting for an expert": 2, "with too few judgments": 1}
+    assert export_labels(store, tmp_path / "soft.jsonl") == 2
+    assert kept_back(store, 2) == waiting
+    assert kept_back(store, 0, how="majority") == {**waiting, "waiting for an expert": 4}
+    assert export_labels(store, tmp_path / "all.jsonl", unfinished=True) == 5
 
 
 def test_an_expert_wins_over_any_number_of_votes(store):

@@ -68,13 +68,14 @@ def test_votes_become_judgments_and_pairs_without_any_are_asked(store, tmp_path)
         w.access for w in workload(store)
     } == {"imported"}
     check(store)
-    (done,) = comparisons(store, "soft", names=True)
+    done, even = comparisons(store, "soft", names=True)
     assert done.chosen == (assistant("a"),) and done.probability == 1.0 and done.id == "pairs:1"
     assert {a.annotator: a.preference for a in done.annotations} == {
         "Ada": 1.0,
         "Bo": pytest.approx(1 / 3),
     }
     assert store.counts()["tasks_expert"] == 1  # Ada and Bo differ
+    assert even.tie and even.probability == 0.5 and even.metadata["state"] == "expert"
     work, (name,) = Work(store), [row.id for row in store.annotators() if row.name == "Ada"]
     store.invite("Ada")
     held = work.next(name)
@@ -583,4 +584,4 @@ def test_published_votes_give_the_published_shares(store, tether_data):
         share = (
             published.probability if published.chosen == row.chosen else 1 - published.probability
         )
-        assert row.probability == pytest.approx(share) and row.tie == published.tie
+        assert row.probability == pytest.approx(share) and row.tie == (share == 0.5)

@@ -78,6 +78,21 @@ def test_pairs_that_people_do_not_agree_on_go_to_the_experts_and_come_back_settl
     assert escalate(judged, 1.0) == 0
 
 
+def test_an_escalation_is_also_of_pairs_that_wait_for_an_expert_already(judged):
+    """Of 1 to 1 with a tie no soft label goes out from there on."""
+    pair = [Answer((user("q4"),), (assistant(f"{k} 4"),)) for k in "ab"]
+    judged.add_answers(pair)
+    sides = {"first_id": pair[0].id, "second_id": pair[1].id}
+    judged.add_tasks([TaskRow(prompt_id=pair[0].prompt_id, needed=3, **sides)])
+    work = Work(judged)
+    for name, choice in zip(people(judged, 3), ("first", "second", "tie"), strict=True):
+        work.judge(work.next(name).assignment, name, Opinion(choice))
+    assert judged.counts()["tasks_expert"] == 1
+    assert [label.tie for label in comparisons(judged, "soft")][-1]
+    assert escalate(judged, 0.5) == 1 and judged.counts()["tasks_expert"] == 1
+    assert len(list(comparisons(judged, "soft"))) == 4
+
+
 def test_an_escalated_pair_waits_for_an_expert_although_people_judge_it_again(judged):
     assert escalate(judged, 0.67) == 3
     work, last = Work(judged), judged.counts()["annotators"]

@@ -26,6 +26,7 @@ from tether.watch.report.reading import read_journey
 from tether.watch.report.rollouts import three_answers
 
 RATES = {"best": (0.57, 0.51, 0.63), "one": (0.71, 0.65, 0.77), "length": (0.63, 0.55, 0.7)}
+LONG = "longer than reward.max_length = 512 tokens; 1024 would keep it"
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -178,6 +179,36 @@ def test_rows_that_do_not_train_are_a_doubt_and_a_finding(run, synthetic):
         assert any(said in line and "1,024 would keep all" in line for line in warnings) == seen
         findings = [one for one in examine_run(run)["sft"] if isinstance(one, Finding)]
         assert any(said in one.message for one in findings) == seen
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "reason", "advice"),
+    [
+        ({}, "skipped", LONG, "Raise the key, or split the rows."),
+        ({}, "cut", LONG, "Raise the key, or split the rows."),
+        ({"labels": "given"}, "skipped", "tie", 'Ties with votes train with labels = "votes".'),
+        ({"labels": "votes"}, "skipped", "tie", ""),
+        ({}, "skipped", "tie", ""),
+        ({}, "skipped", "nothing to learn", ""),
+        ({}, "skipped", "longer than the model's context of 512 tokens", ""),
+    ],
+)
+def test_rows_that_do_not_train_get_the_advice_for_their_reason(
+    settings,
+    key,
+    reason,
+    advice,
+    run,
+    synthetic,
+):
+    stage = run / "reward"
+    synthetic.write(stage / "config.json", {"reward": settings})
+    summary = json.loads((stage / "summary.json").read_text())
+    synthetic.write(stage / "summary.json", {**summary, key: {reason: 12}})
+    synthetic.write(stage / "manifest.json", {"rows": 100})
+    (results,) = [of for name, of in examine_run(run).items() if name == "reward"]
+    (one,) = [one for one in results if one.check == "rows"]
+    assert one.message.startswith("12 of 100 rows (12%)") and one.advice == advice
 
 
 def test_a_sweep_begins_with_its_settings_on_one_axis_and_the_kl_that_they_took(tmp_path):

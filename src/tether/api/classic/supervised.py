@@ -281,8 +281,8 @@ class RewardTrainer(_Trainer):
         sides = tuple(
             Encoded(ids, tuple(i >= max(1, shared) for i in range(len(ids)))) for ids in texts
         )
-        most = self.args.max_length
-        within(sides, Limit(min(most, self.encoder.context_length), "max_length"))
+        context = self.encoder.context_length
+        within(sides, Limit(min(self.args.max_length, context), "max_length", context=context))
         if texts[0] == texts[1]:
             raise DataError("both sides are the same tokens")
         return [Ranking("", sides, (0,), (1,), (1.0,), (float(row.get("margin") or 0.0),))]

@@ -21,6 +21,10 @@ LONG = 900.0
 """Seconds of a run from which on its price names a budget."""
 SHORT = 12
 """Minutes of that budget."""
+ENCODED = 2_000
+"""Rows of a stage up to which they are encoded for the price, in seconds, so that it is of those
+that train; the stage encodes them again.
+"""
 
 
 def announce_price(recipe: BaseRecipe, names: Sequence[str], screen: Announcer) -> None:
@@ -33,21 +37,22 @@ def announce_price(recipe: BaseRecipe, names: Sequence[str], screen: Announcer) 
         return
     doing(screen("price"), "working out the time")
     try:
-        sizes, machine = row_sizes(recipe, left), machine_for(recipe.model.device)
+        sizes, machine = row_sizes(recipe, left, encode=ENCODED), machine_for(recipe.model.device)
         made = plan(recipe, machine, sizes=sizes, stages=left, advise=False, measured=False)
         lines = [*price_lines(recipe, made)]
         seconds = {stage.name: stage.seconds or 0.0 for stage in made.stages}
         jobs = expand(recipe, [*seconds])
         is_plain = [job.name for job in jobs] == [*seconds] and not recipe.budget
         if is_plain and made.stages[-1].name == "evaluate" and sum(seconds.values()) > LONG:
-            prompts = sizes["evaluate"].count or 1
+            lines.append(f"--budget {SHORT} ends within {SHORT} minutes, after fewer steps.")
+            prompts = sizes["evaluate"].count or 0
             fits = max(min(LEAST, prompts), int(prompts * last_share(jobs, seconds, SHORT)))
-            ends = [wilson_interval(count / 2, count)[1] - 0.5 for count in (fits, prompts)]
-            lines.append(
-                f"--budget {SHORT} ends within {SHORT} minutes, after fewer steps. The win rate is "
-                f"then of about {fits} of {prompts} prompts: "
-                "±{:.0%} instead of ±{:.0%}.".format(*ends),
-            )
+            if fits < prompts:
+                ends = [wilson_interval(count / 2, count)[1] - 0.5 for count in (fits, prompts)]
+                lines[-1] += (
+                    f" The win rate is then of about {fits} of {prompts} prompts: "
+                    "±{:.0%} instead of ±{:.0%}.".format(*ends)
+                )
     except Exception as error:  # noqa: BLE001  (of whatever kind: the run itself may be able to do it)
         screen.note(f"The time is not known before the start: {one_line(error)}")
         return

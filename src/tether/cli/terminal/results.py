@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -34,6 +35,8 @@ from tether.watch.report.tiles import (
 )
 
 Rows = Iterator[tuple[str, str]]
+OF_RUNS = [SENTENCES["says"][key] for key in ("no-policy", "no-judge")]
+"""Sentences about a whole run, which nobody can say of one of its stages."""
 FLAT = 100.0
 """A fitted temperature above which nothing is left of a verdict: log-odds of 5 become a probability
 of 0.51.
@@ -153,7 +156,9 @@ def show_stage(console: Console, run: Path, summary: Facts, how: str = "") -> No
     show_table(rows, title=stage.title, console=console)
     show_table(pair_rounds(stage), ROUND_OF_PAIRS, "rounds", console=console)
     if not (run / "pairs.jsonl").is_file():
-        show_conclusion(*concluded(run, how))
+        whole, lines = concluded(run, how)
+        own = [sentence for sentence in whole.sentences if sentence not in OF_RUNS]
+        show_conclusion(replace(whole, sentences=own), lines)
     print_line(f"{stage.title}: {run}")
 
 

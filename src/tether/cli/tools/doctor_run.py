@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tether.core.errors import RunError
+from tether.core.left_out import TOO_LONG
 from tether.core.rundir import noted_path, read_json
 from tether.core.types import Facts
 from tether.models.saving import member_folders
@@ -99,9 +100,18 @@ def _checks_of_rows(stage: SubRun) -> list[Result]:
     length = "`tether reward-bench RUN FILES` has the accuracy among answers of like length."
     results = (
         ("length", length_warning(stage.section, stage.title, stage.summary), length),
-        ("rows", not_trained(stage), "Raise the key, or split the rows."),
+        ("rows", not_trained(stage), " ".join(_remedies(stage))),
     )
     return [Finding(name, "warning", words, "", advice) for name, words, advice in results if words]
+
+
+def _remedies(stage: SubRun) -> Iterator[str]:
+    """What brings back rows that do not train whole, for the reasons that have a remedy."""
+    reasons = [*mapping(stage.summary, "skipped"), *mapping(stage.summary, "cut")]
+    if any(map(TOO_LONG.fullmatch, reasons)):
+        yield "Raise the key, or split the rows."
+    if "tie" in reasons and stage.settings.get("labels") == "given":
+        yield 'Ties with votes train with labels = "votes".'
 
 
 def _numbers(rows: Sequence[Facts]) -> list[dict[str, float | None]]:

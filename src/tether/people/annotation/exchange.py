@@ -18,11 +18,11 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from statistics import median
 from typing import Literal, TypedDict, Unpack, get_args
 
-from sqlalchemy import select
+from sqlalchemy import ColumnElement, and_, exists, or_, select
 
 from tether.core.errors import ConfigError
 from tether.core.types import Annotation, Comparison, Facts, Json, Texts, turned_facts
-from tether.people.annotation.queries import JUDGED, OPEN, TASKS
+from tether.people.annotation.queries import ESCALATED, JUDGED, OPEN, TASKS
 from tether.people.annotation.store import ORIGIN, Answer, Store, answer_of
 from tether.people.annotation.tables import (
     AnnotatorRow,
@@ -197,9 +197,11 @@ def comparisons(
     """The comparisons that a store teaches: one for every pair that was judged by as many people as
     asked.
 
-    `majority`: what more than half said, probability 1; without that a tie. `soft`: the same, with
-    the share of the votes as the probability (ties count half). `dawid-skene`: by how reliable each
-    annotator is, with the posterior as the probability. Where an expert has decided, that holds.
+    `majority`: what more than half said, probability 1; without that a tie. `soft`: the share of
+    the votes as the probability (ties count half), also of pairs that wait for an expert only
+    because no choice has more than half; a tie where the share is one half. `dawid-skene`: by how
+    reliable each annotator is, with the posterior as the probability. Where an expert has decided,
+    that holds.
     `annotations` has every vote; `margin` is the mean strength (1 to 3) where all gave one.
 
     Args:
@@ -215,6 +217,16 @@ def comparisons(
         DataError: `dawid-skene` finds no votes at all.
     """
     return (label for case, label in labelled(store, how, **which) if case.opinions)
+
+
+def ready(how: How) -> ColumnElement[bool]:
+    """A condition: a task has the judgments of which this way makes a label. For `soft` these are all
+    its votes, unless somebody has sent it to the experts.
+    """
+    flagged = exists().where(FlagRow.task_id == TaskRow.id, OPEN)
+    escalated = TaskRow.details[ESCALATED].as_boolean()
+    voted = and_(how == "soft", TaskRow.judged >= TaskRow.needed, escalated.is_(None), ~flagged)
+    return or_(TaskRow.state.in_(FINISHED), voted)
 
 
 def labelled(
@@ -243,10 +255,9 @@ def labelled(
         else ()
     )
     learned = {label.item: label for label in fit}
-    states = ("open", "expert", *FINISHED) if which.get("unfinished") else FINISHED
     for case in cases(
         store,
-        TaskRow.state.in_(states),
+        or_(ready(how), which.get("unfinished", False)),
         TaskRow.known.is_(None),
         round=which.get("round"),
         names=which.get("names", False),
@@ -278,15 +289,14 @@ def comparison_of(case: Case, how: How = "majority", label: Label | None = None)
     )
     choices = [opinion.choice for opinion in counted]
     share = 0.5 + (choices.count("first") - choices.count("second")) / (2 * max(1, len(counted)))
-    verdict = more_than_half(choices)
-    if label is not None and not case.settled:
-        share = label.probability if case.in_order else 1.0 - label.probability
-        verdict = label.verdict
+    fit = None if case.settled else label
+    if fit:
+        share = fit.probability if case.in_order else 1.0 - fit.probability
     elif how != "soft":
-        share = {"first": 1.0, "second": 0.0}.get(verdict or "tie", 0.5)
+        share = {"first": 1.0, "second": 0.0}.get(more_than_half(choices) or "tie", 0.5)
     if share < 0.5:
         return comparison_of(turned(case), how, label)
-    tie = verdict not in FLIPPED
+    tie = fit.verdict not in FLIPPED if fit else share == 0.5
     chosen, rejected = case.first, case.second
     return Comparison(
         prompt=chosen.prompt,

@@ -19,7 +19,7 @@ from tether.core.keeping import durable
 from tether.core.types import Demonstration, Json, assistant
 from tether.data.formats.pairs import PAIR_COLUMNS
 from tether.people.annotation.bridges import BRIDGES
-from tether.people.annotation.exchange import FINISHED, How, Which, cases, labelled
+from tether.people.annotation.exchange import How, Which, cases, labelled, ready
 from tether.people.annotation.queries import LIVE, nobody_can_take
 from tether.people.annotation.store import Store, StoreError
 from tether.people.annotation.tables import JudgmentRow, TaskRow
@@ -82,7 +82,7 @@ def export_labels(
             else _json(rows, unfinished, is_array=bool(bridge))
         )
         if not count:
-            others = kept_back(store, 0, target, **which)
+            others = kept_back(store, 0, target, how=how, **which)
             reasons = (f"{num:,} {why} ({WHO_TAKES[why]})" for why, num in others.items())
             answered = (
                 f". Answered questions: {', '.join(store.questions())}"
@@ -99,17 +99,19 @@ def kept_back(
     store: Store,
     count: int,
     target: Target = "jsonl",
+    *,
+    how: How = "soft",
     **which: Unpack[Which],
 ) -> dict[str, int]:
     """The pairs that an export of `count` rows left out, by the reasons of `WHO_TAKES`."""
     judged = TaskRow.judged > 0
     unfinished = which.get("unfinished", False)
-    ready = or_(TaskRow.state.in_(FINISHED), and_(unfinished, or_(judged, target in BRIDGES)))
+    out = or_(ready(how), and_(unfinished, or_(judged, target in BRIDGES)))
     gold, unsure, unanswered, expert, few, skipped, new = WHO_TAKES
     unsure = unanswered if which.get("question") else unsure
     reason = when(
         (TaskRow.known.is_not(None), gold),
-        (ready, unsure),
+        (out, unsure),
         (TaskRow.state == "expert", expert),
         (judged, few),
         (nobody_can_take(), skipped),

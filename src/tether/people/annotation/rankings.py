@@ -29,18 +29,16 @@ from tether.stats.prediction_powered import prediction_powered_win_rate
 
 def escalate(store: Store, below: float, how: How = "soft", *, round: str | None = None) -> int:
     """Send judged pairs whose label has less than this behind it (`exchange.sureness`) to the
-    experts, where they stay until one decides; returns how many.
+    experts, where they stay until one decides, also those that wait for one already; returns how
+    many.
     """
-    unsure = [
-        (case.pair, case.round)
-        for case, _ in labelled(store, how, round=round, below=below)
-        if case.state == "done"
-    ]
+    unsure = [(case.pair, case.round) for case, _ in labelled(store, how, round=round, below=below)]
     sent = 0
     with store.transaction() as session:
         for pair, batch in unsure:
-            done = (TaskRow.pair == pair, TaskRow.round == batch, TaskRow.state == "done")
-            for task in session.scalars(select(TaskRow).where(*done)):
+            judged = (TaskRow.pair == pair, TaskRow.round == batch)
+            undecided = TaskRow.state.in_(("done", "expert"))
+            for task in session.scalars(select(TaskRow).where(*judged, undecided)):
                 task.state = "expert"
                 task.details = {**task.details, ESCALATED: True}
                 sent += 1

@@ -61,6 +61,7 @@ def train(
     """
     if isinstance(job.settings, SFTSection) and job.settings.teacher:
         rows = written(job, job.settings.teacher, rows, run, ranks)
+        run.update_manifest(written=len(rows))
     loaded = stage_model(job, run, ranks)
     stage = _stage(job, loaded, ranks)
     summary = stage.train(rows, run, job.progress)

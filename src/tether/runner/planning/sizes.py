@@ -44,10 +44,11 @@ def row_sizes(
     names: Sequence[str],
     prompt_tokens: int | None = None,
     *,
-    encoded: bool = False,
+    encode: float = 0,
 ) -> dict[str, RowSizes]:
     """Lengths and counts of the rows of stages, as far as their files are here; `prompt_tokens`
-    instead of measured prompts. With `encoded`, the counts are those of the rows that train.
+    instead of measured prompts. Of a stage with at most `encode` rows, the counts are those of the
+    rows that train.
 
     Raises:
         DataError: no row of a stage can train.
@@ -61,15 +62,15 @@ def row_sizes(
                 longest = rows.longest and (prompt_tokens, rows.longest[1])
                 rows = replace(rows, prompt=prompt_tokens, longest=longest)
             sizes[name] = rows
-    return {name: _trained(recipe, name, sizes[name]) for name in sizes} if encoded else sizes
+    return {name: _trained(recipe, name, sizes[name], encode) for name in sizes}
 
 
-def _trained(recipe: BaseRecipe, name: str, sizes: RowSizes) -> RowSizes:
+def _trained(recipe: BaseRecipe, name: str, sizes: RowSizes, most: float) -> RowSizes:
     """The counts of the rows that train: all are encoded as the stage does it."""
     section = recipe.section(name)
     data, kind = section.data, section.kind
     learns = isinstance(section, SupervisedConfig)
-    if not learns or data is None or sizes.count is None or kind in (None, Prompt):
+    if not (learns and data and sizes.count) or sizes.count > most or kind in (None, Prompt):
         return sizes
     rows = [*file_rows(data, kind)]
     encoder = encoder_at_hand(recipe.model)
@@ -77,7 +78,7 @@ def _trained(recipe: BaseRecipe, name: str, sizes: RowSizes) -> RowSizes:
         solutions, _ = encode_solutions(rows, StepEncoder.of(section, encoder), section)
         groups = len({solution.group for solution in solutions})
         return replace(sizes, count=len(solutions), groups=groups)
-    split = encoded_split(rows, section, encoder, name, f"rows of [{name}]")
+    split = encoded_split(rows, section, encoder, recipe.kind(name).name)
     groups = len(split.train) + len(split.test)
     return replace(sizes, count=len(rows) - sum(split.counts["skipped"].values()), groups=groups)
 

@@ -120,8 +120,11 @@ def doubts(journey: Journey) -> Iterator[str]:
 
 
 def not_trained(stage: SubRun) -> str:
-    """The rows that a stage read and did not train on, or cut; empty where they are few."""
-    return left_out_words(stage.summary, finite(stage.manifest, "rows"))
+    """The rows that a stage read, or a teacher wrote for it, and that it did not train on, or cut;
+    empty where they are few.
+    """
+    rows = finite(stage.manifest, "written") or finite(stage.manifest, "rows")
+    return left_out_words(stage.summary, rows)
 
 
 def length_warning(key: str, title: str, figures: Facts) -> str:
