@@ -102,7 +102,7 @@ def served(wide, tmp_path_factory):
     limits = ["--max-model-len", "512", "--enforce-eager", "--dtype", "float32"]
     with log.open("w") as words:
         server = subprocess.Popen(
-            [*command, *limits, "--port", str(port), "--max-logprobs", "30"],
+            [*command, *limits, "--port", str(port), "--max-logprobs", "30", "--enable-scale-out"],
             stdout=words,
             stderr=words,
             start_new_session=True,
