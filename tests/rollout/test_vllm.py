@@ -124,7 +124,7 @@ def served(wide, tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not PYTHON.exists(), reason="needs vLLM in .bench/vllm: make peers")
-@pytest.mark.parametrize("top", [{}, {"top_k": 20}])
+@pytest.mark.parametrize("top", [{}, {"top_k": 20, "least_mass": 0.0}])
 def test_vllm_teaches_what_the_same_model_here_teaches(wide, served, tmp_path, top):
     """The student is another model of the same tokens. Of likeliest tokens the divergence is less, since
     all others count as one more.
