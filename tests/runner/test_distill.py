@@ -131,13 +131,14 @@ def test_a_server_teaches_what_the_same_model_here_teaches(folder, monkeypatch):
     monkeypatch.setenv("TETHER_SERVER_TOKEN", "a token of the run")
     address = engine_server(folder)
     # the server holds the start: the first step finds no distance, and with a reward as well the
-    # teacher is the tether that a KL in the reward of tokens is
-    pushed = {"reward_source": "random", "samples_per_prompt": 4, "gamma": 1.0}
+    # teacher is the tether that half the squared log-ratio in the loss is, by its gradient
+    pushed = {"reward_source": "random", "samples_per_prompt": 4}
     there = tether.run(
         {**recipe({"addresses": [address]}, **pushed, teacher_coefficient=0.05), "run": "there"},
         progress=False,
     )
-    plain = {"baseline": "none", "normalize_scores": False, "kl": {"coefficient": 0.05}}
+    tied = {"coefficient": 0.05, "place": "loss", "estimator": "k2"}
+    plain = {"baseline": "none", "normalize_scores": False, "kl": tied}
     here = recipe(**pushed, **plain)
     settings = here.pop("distill")
     del settings["teacher"]

@@ -149,7 +149,7 @@ class TaughtConfig(Config):
     )
     divergence: Annotated[Literal["token", "reverse", "forward", "jsd"], A_TEACHER] = Field(
         default="token",
-        description="token: each token's log-ratio of teacher to policy joins its reward; else "
+        description="token: each token's log-ratio of teacher to policy joins its advantage; else "
         "the loss has a divergence over all words: KL(policy || teacher), KL(teacher || policy), "
         "or the Jensen-Shannon divergence of jsd_beta",
     )
@@ -205,7 +205,7 @@ class TaughtConfig(Config):
 
     @property
     def by_token(self) -> bool:
-        """True if teachers speak in the rewards of tokens."""
+        """True if teachers speak in the advantages of tokens."""
         return bool(self.teacher) and self.divergence == "token"
 
     @property
