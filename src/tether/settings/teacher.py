@@ -13,6 +13,11 @@ from tether.settings.config import BelowOne, Config, FromOne, Probability
 from tether.settings.needs import Needs
 from tether.settings.section import DataConfig
 
+OTHER_TOKENS = (
+    "the teacher {teacher} has another tokenizer than the policy, so that its opinion of the "
+    "policy's tokens means nothing. Fine-tune on texts that it writes, by [sft] data = {{ path = "
+    "PROMPTS, teacher = '{teacher}' }}, or take a teacher of the policy's family"
+)
 START = "start"
 """The name of the model with which a stage begins."""
 NOTHING_READ = "the start teaches itself nothing as it is: give it something that only the teacher reads ({ways})"

@@ -29,16 +29,11 @@ from tether.runner.assembly.roles import (
 )
 from tether.settings.model import TINY, ModelConfig
 from tether.settings.sampling import PolicySection, SamplingSection
-from tether.settings.teacher import START, ReadingConfig, TeacherConfig
+from tether.settings.teacher import OTHER_TOKENS, START, ReadingConfig, TeacherConfig
 from tether.settings.workers import ServersConfig
 from tether.stages.teachers import AskingTeacher, ModelTeacher, Reads, Teachers
 
 _LOG = logging.getLogger(__name__)
-OTHER_TOKENS = (
-    "the teacher {teacher} has another tokenizer than the policy, so that its opinion of the "
-    "policy's tokens means nothing. Fine-tune on texts that it writes, by [sft] data = {{ path = "
-    "PROMPTS, teacher = '{teacher}' }}, or take a teacher of the policy's family"
-)
 COLUMN = re.compile(r"\{(\w+)\}")
 
 
