@@ -1,6 +1,7 @@
 """Distillation as a stage of a recipe: who teaches, what a teacher reads, and what is refused."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,11 +11,14 @@ import tether
 from tether.cli.tools.doctor import examine_recipe
 from tether.core.errors import ConfigError, DataError, Interrupted
 from tether.core.rundir import read_json, read_jsonl
+from tether.core.types import Message, Prompt, user
 from tether.models.saving import read_role
+from tether.runner.assembly.teachers import read_by
 from tether.runner.planning.devices import gpu
 from tether.runner.planning.plan import plan
 from tether.settings.reading import build
 from tether.settings.recipe import Recipe
+from tether.settings.teacher import ReadingConfig
 from tether.watch.monitoring.doctor import Finding, Unexamined
 
 TEACHER = {"model": "start", "system": "Answer in capitals, about {topic}"}
@@ -104,6 +108,49 @@ def test_a_function_says_what_the_teacher_reads(folder):
         progress=False,
     )
     assert divergences(run) != divergences(again)
+
+
+def test_what_a_teacher_reads_keeps_what_its_row_and_its_model_say():
+    """Tools and arguments of the template are on the first turn that it reads, whoever wrote that;
+    the system message of the model comes behind its own where the row has none.
+    """
+    given = {"tools": '[{"name": "f"}]', "template": '{"enable_thinking": false}'}
+    own = Prompt((Message("system", "Row.", **given), user("a")))
+    bare = Prompt((replace(user("a"), **given),))
+    reads = read_by(ReadingConfig(model="start", system="Teacher."), "Model.")
+    assert reads(own) == (Message("system", "Teacher.\n\nRow.", **given), user("a"))
+    assert reads(bare) == (Message("system", "Teacher.\n\nModel."), bare.messages[0])
+    assert read_by(ReadingConfig(system="Teacher."))(bare)[0] == Message("system", "Teacher.")
+    called = read_by(ReadingConfig(model="start", call=f"{__file__}:shortened"), "Model.")
+    for prompt in (own, bare):
+        assert called(prompt) == (Message("user", "Briefly: a", **given),)
+    other = Prompt(
+        (Message("user", "b", template='{"enable_thinking": true}'),),
+        metadata={"keep": 1},
+    )
+    assert called(other) == (Message("user", "Briefly: b", template='{"x": 1}'),)
+
+
+def shortened(prompt):
+    if prompt.metadata:
+        return [Message("user", f"Briefly: {prompt.text}", template='{"x": 1}')]
+    return [{"role": "user", "content": f"Briefly: {prompt.text}"}]
+
+
+def test_a_teacher_reads_the_system_message_of_its_model_behind_its_own(folder):
+    (folder / "both.py").write_text(
+        "def both(prompt):\n"
+        "    turns = [('system', 'Shout.\\n\\nBe odd.'), ('user', prompt.text)]\n"
+        "    return [{'role': role, 'content': content} for role, content in turns]\n",
+    )
+    first, second = (
+        tether.run(
+            {**recipe({"model": "start", **teacher}, {"system_prompt": "Be odd."}), "run": name},
+            progress=False,
+        )
+        for name, teacher in (("one", {"system": "Shout."}), ("two", {"call": "both.py:both"}))
+    )
+    assert divergences(first) == divergences(second)
 
 
 def test_a_teacher_that_follows_goes_on_where_it_was(folder):

@@ -34,10 +34,10 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def recipe(teacher, run="run", **settings):
+def recipe(teacher, run="run", model=None, **settings):
     learned = {"batch_size": 4, "heldout_fraction": 0.0, "epochs": 1, **settings}
     data = {"path": "rows.jsonl", "teacher": teacher}
-    return {"run": run, "model": MODEL, "sft": {"data": data, **learned}}
+    return {"run": run, "model": {**MODEL, **(model or {})}, "sft": {"data": data, **learned}}
 
 
 def by_hand(turns, samples=1):
@@ -74,6 +74,15 @@ def test_the_demonstrations_are_the_answers_to_what_the_teacher_reads(folder, sa
     assert 0 < usable < 12 * samples
     assert summary["num_train"] == usable
     assert summary["quarantine"]["count"] == 12 * samples - usable
+
+
+def test_a_teacher_that_writes_reads_the_system_message_of_its_model_behind_its_own(folder):
+    tether.run(recipe(TEACHER, model={"system_prompt": "Be odd."}), progress=False)
+    turns = [
+        (Message("system", f"About {c * 3}.\n\nBe odd."), Message("user", f"say {c}"))
+        for c in "aeioubcdfghk"
+    ]
+    assert texts() == [[one.text for one in rollouts] for rollouts in by_hand(turns)]
 
 
 def test_a_function_gives_what_the_teacher_reads_and_a_run_teaches(folder):
