@@ -225,6 +225,32 @@ def test_replies_of_the_rows_are_learned_where_nothing_is_sampled(folder):
     assert divergences(run)[-1] > 0
 
 
+def test_what_teachers_read_of_a_row_is_the_same_where_its_reply_is_learned(folder):
+    """All of its columns, that of the reply among them; the reply itself has no name."""
+    (folder / "notes.py").write_text(
+        "import json\n\n\n"
+        "def noted(prompt):\n"
+        "    with open('notes.jsonl', 'a') as file:\n"
+        "        file.write(json.dumps([prompt.id, prompt.row], sort_keys=True) + '\\n')\n"
+        "    return prompt.messages\n",
+    )
+    common = {"data": {"path": "told.jsonl"}, "divergence": "forward", "prompts_per_step": 8}
+    noted = []
+    for share in (1.0, 0.0):
+        teacher = {"model": "start", "call": "notes.py:noted"}
+        run = recipe(teacher, own_answers=share, steps=1, **common)
+        tether.run({**run, "run": f"own{share}"}, progress=False)
+        noted.append({*(folder / "notes.jsonl").read_text().splitlines()})
+        (folder / "notes.jsonl").unlink()
+    assert noted[0] == noted[1] and len(noted[0]) == 8
+    assert all(json.loads(line)[1].keys() >= {"prompt", "response", "topic"} for line in noted[0])
+    teacher = {"model": "start", "system": "The answer: {response}"}
+    tether.run({**recipe(teacher, own_answers=0.5, **common), "run": "named"}, progress=False)
+    unnamed = {"model": "start", "system": "The answer: {reply}"}
+    with pytest.raises(DataError, match=r"names \{reply\}.*the columns topic, prompt, response$"):
+        tether.run({**recipe(unnamed, own_answers=0.5, **common), "run": "odd"}, progress=False)
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
