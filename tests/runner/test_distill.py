@@ -255,6 +255,18 @@ def test_what_teachers_read_of_a_row_is_the_same_where_its_reply_is_learned(fold
     ("settings", "words"),
     [
         ({"teacher": ()}, "needs a teacher"),
+        ({"teacher": {"model": "start", "follow": 0.9}}, "remains it while nothing else"),
+        (
+            {"own_answers": 0.5, "divergence": "forward", "reward_source": "random"},
+            "did not sample.*leave the reward out",
+        ),
+        *(
+            (
+                {"teacher": {**TEACHER, "follow": 0.9}, "evaluate": {"prompts": 2, **way}},
+                "moves itself",
+            )
+            for way in ({"keep": "best"}, {"stop": True})
+        ),
         ({"teacher": {"model": "start"}}, "teaches itself nothing"),
         ({"teacher": {"model": "start", "addresses": ["http://x"]}}, "one of both"),
         ({"own_answers": 0.5}, "whole distribution"),
@@ -279,6 +291,22 @@ def test_what_teachers_read_of_a_row_is_the_same_where_its_reply_is_learned(fold
 def test_what_has_no_effect_is_refused_before_anything_runs(folder, settings, words):
     with pytest.raises(ConfigError, match=words):
         tether.run(recipe(**settings), progress=False)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"teacher": {"model": "start", "follow": 0.9}, "reward_source": "random"},
+        {"teacher": [{"model": "start", "follow": 0.9}, TEACHER]},
+        {"teacher": {**TEACHER, "follow": 0.9}, "evaluate": {"prompts": 2}},
+        {
+            "teacher": {**TEACHER, "follow": 0.9},
+            "evaluate": {"prompts": 2, "keep": "best", "judge": {"call": "reads.py:hint"}},
+        },
+    ],
+)
+def test_a_teacher_that_follows_may_stand_beside_what_does_not_move(settings):
+    build(Recipe, recipe(**settings))
 
 
 def test_the_doctor_looks_for_no_difference_of_scores_where_teachers_are_the_reward(folder):

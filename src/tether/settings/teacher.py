@@ -124,7 +124,8 @@ class TeacherConfig(ReadingConfig):
             yield "a teacher is a model or servers (addresses): give one of both"
         if self.model == START and not (self.system or self.call or self.follow):
             yield (
-                NOTHING_READ.format(ways="system, call") + ", or let it follow the policy (follow)"
+                NOTHING_READ.format(ways="system, call")
+                + "; beside a reward it may follow the policy (follow)"
             )
         if self.addresses and (self.system or self.call):
             yield "a server reads what the policy reads: leave system and call out, or give a model"
@@ -192,11 +193,8 @@ class TaughtConfig(Config):
             yield "teacher.top_k has no effect with divergence = 'token': leave it out"
 
         others = dict(self)
-        if self.own_answers < 1 and any(map(others.get, ("task", "verifiable", "max_staleness"))):
-            yield (
-                "own_answers reads replies of the rows: leave out task and verifiable, and set "
-                "max_staleness = 0"
-            )
+        if self.own_answers < 1 and others.get("max_staleness"):
+            yield "own_answers below 1 reads replies of the rows: set max_staleness = 0"
         following = [one for one in self.teacher if one.follow]
         if len(following) > 1 or (following and others.get("ema_decay")):
             yield "one moving average of the policy is kept: one teacher may follow it, or ema_decay"
