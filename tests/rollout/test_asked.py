@@ -13,7 +13,10 @@ from tether.data.chat import ChatEncoder
 from tether.models.tiny import tiny_tokenizer
 from tether.rollout.asked import AskedTeacher
 from tether.rollout.served import PROBED, probe_ids
+from tether.runner.assembly.engines import engine_server
+from tether.runner.assembly.models import open_model
 from tether.scale.servers.http import JsonServer
+from tether.settings.model import ModelConfig
 from tether.settings.workers import ServersConfig
 
 ENCODER = ChatEncoder(tiny_tokenizer(), (1,))
@@ -118,6 +121,22 @@ def test_a_server_that_decodes_ids_to_other_texts_is_refused(teach, other):
             teach(Pretended(answer=answer))
     else:
         assert teach(Pretended(answer=answer))([rollout(2)]) == [[-0.2, -0.21]]
+
+
+def test_tethers_own_server_gives_the_text_of_each_token(tmp_path):
+    server = engine_server(open_model(ModelConfig(source="tiny", dtype="float32")), ("", 0), 4)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    config = ServersConfig(addresses=(address,), start_seconds=5, request_seconds=5)
+    other = ChatEncoder(tiny_tokenizer(), (1,))
+    try:
+        AskedTeacher(config, other, tmp_path / "same").close()
+        other.tokenizer.decode = lambda ids: f"<{ids[0]}>"
+        with pytest.raises(ModelError, match="another tokenizer"):
+            AskedTeacher(config, other, tmp_path / "other")
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 @pytest.mark.parametrize(
