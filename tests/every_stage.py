@@ -152,7 +152,7 @@ def recipe(folder: Path, run: Path) -> dict[str, Any]:
         },
         "distill": {
             "data": prompts,
-            **KEPT,
+            **{**SAMPLED, "evaluate": {**KEPT["evaluate"], "judge": JUDGED["judge"]}},
             "divergence": "jsd",
             "teacher": [
                 {"model": "start", "system": "shout", "follow": 0.5},

@@ -133,6 +133,9 @@ def test_the_likeliest_words_of_a_teacher_are_compared_with_all_others_as_one(ki
     assert bool((ours <= full + 1e-9).all())
     gaps = token_gaps(hidden, student, [view], torch.tensor(ids[:, 0]))
     assert not gaps.other.any()
+    assert gaps.counted.tolist() == [0.25 * counts for counts in covered.tolist()]
+    if kind in ("reverse", "forward"):
+        np.testing.assert_allclose(getattr(gaps, kind).numpy(), sums, rtol=1e-6, atol=1e-9)
     hidden.requires_grad_(True)
     divergence(hidden, student, [view], kind, 0.3).sum().backward()
     slope, hidden.grad = hidden.grad, None

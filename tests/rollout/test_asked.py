@@ -12,7 +12,11 @@ from tether.core.types import Prompt, Rollout, Sampling, StopReason, user
 from tether.data.chat import ChatEncoder
 from tether.models.tiny import tiny_tokenizer
 from tether.rollout.asked import AskedTeacher
+from tether.rollout.served import PROBED, probe_ids
+from tether.runner.assembly.engines import engine_server
+from tether.runner.assembly.models import open_model
 from tether.scale.servers.http import JsonServer
+from tether.settings.model import ModelConfig
 from tether.settings.workers import ServersConfig
 
 ENCODER = ChatEncoder(tiny_tokenizer(), (1,))
@@ -87,8 +91,52 @@ def test_each_written_token_has_its_own_number(teach):
 
 
 def test_servers_that_disagree_are_refused_with_both_numbers(teach):
-    with pytest.raises(ModelError, match=r"nats, and http://\S+ gives them -\d+\.\d+.*one model"):
+    with pytest.raises(ModelError, match=r"nats, and http://\S+ gave them -\d+\.\d+.*one model"):
         teach(Pretended(), Pretended(off=0.5))
+
+
+def test_a_stage_that_goes_on_finds_the_teacher_of_its_start(teach):
+    server = Pretended()
+    teach(server).close()
+    teach(server).close()
+    server.off = 0.5
+    start = sum(-i / 100 for i in probe_ids(ENCODER)[1:])
+    numbers = rf"{start - 0.5 * (PROBED - 1):.4f} nats, and {server.address} gave them {start:.4f}"
+    with pytest.raises(ModelError, match=numbers):
+        teach(server)
+
+
+@pytest.mark.parametrize("other", [0, 1])
+def test_a_server_that_decodes_ids_to_other_texts_is_refused(teach, other):
+    """By the name of its model, which [sft] can have write; spaces around a token say nothing."""
+    decode = ENCODER.tokenizer.decode
+
+    def answer(ids, body):
+        for i, row in zip(ids[1:], body["prompt_logprobs"][1:], strict=True):
+            row[str(i)]["decoded_token"] = f" {decode([i + other])}"
+        return 200, body
+
+    if other:
+        with pytest.raises(ModelError, match=r"teacher large has another tokenizer.*\[sft\]"):
+            teach(Pretended(answer=answer))
+    else:
+        assert teach(Pretended(answer=answer))([rollout(2)]) == [[-0.2, -0.21]]
+
+
+def test_tethers_own_server_gives_the_text_of_each_token(tmp_path):
+    server = engine_server(open_model(ModelConfig(source="tiny", dtype="float32")), ("", 0), 4)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    config = ServersConfig(addresses=(address,), start_seconds=5, request_seconds=5)
+    other = ChatEncoder(tiny_tokenizer(), (1,))
+    try:
+        AskedTeacher(config, other, tmp_path / "same").close()
+        other.tokenizer.decode = lambda ids: f"<{ids[0]}>"
+        with pytest.raises(ModelError, match="another tokenizer"):
+            AskedTeacher(config, other, tmp_path / "other")
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Distillation as a stage of a recipe: who teaches, what a teacher reads, and what is refused."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,11 +11,14 @@ import tether
 from tether.cli.tools.doctor import examine_recipe
 from tether.core.errors import ConfigError, DataError, Interrupted
 from tether.core.rundir import read_json, read_jsonl
+from tether.core.types import Message, Prompt, user
 from tether.models.saving import read_role
+from tether.runner.assembly.teachers import read_by
 from tether.runner.planning.devices import gpu
 from tether.runner.planning.plan import plan
 from tether.settings.reading import build
 from tether.settings.recipe import Recipe
+from tether.settings.teacher import ReadingConfig
 from tether.watch.monitoring.doctor import Finding, Unexamined
 
 TEACHER = {"model": "start", "system": "Answer in capitals, about {topic}"}
@@ -106,6 +110,49 @@ def test_a_function_says_what_the_teacher_reads(folder):
     assert divergences(run) != divergences(again)
 
 
+def test_what_a_teacher_reads_keeps_what_its_row_and_its_model_say():
+    """Tools and arguments of the template are on the first turn that it reads, whoever wrote that;
+    the system message of the model comes behind its own where the row has none.
+    """
+    given = {"tools": '[{"name": "f"}]', "template": '{"enable_thinking": false}'}
+    own = Prompt((Message("system", "Row.", **given), user("a")))
+    bare = Prompt((replace(user("a"), **given),))
+    reads = read_by(ReadingConfig(model="start", system="Teacher."), "Model.")
+    assert reads(own) == (Message("system", "Teacher.\n\nRow.", **given), user("a"))
+    assert reads(bare) == (Message("system", "Teacher.\n\nModel."), bare.messages[0])
+    assert read_by(ReadingConfig(system="Teacher."))(bare)[0] == Message("system", "Teacher.")
+    called = read_by(ReadingConfig(model="start", call=f"{__file__}:shortened"), "Model.")
+    for prompt in (own, bare):
+        assert called(prompt) == (Message("user", "Briefly: a", **given),)
+    other = Prompt(
+        (Message("user", "b", template='{"enable_thinking": true}'),),
+        metadata={"keep": 1},
+    )
+    assert called(other) == (Message("user", "Briefly: b", template='{"x": 1}'),)
+
+
+def shortened(prompt):
+    if prompt.metadata:
+        return [Message("user", f"Briefly: {prompt.text}", template='{"x": 1}')]
+    return [{"role": "user", "content": f"Briefly: {prompt.text}"}]
+
+
+def test_a_teacher_reads_the_system_message_of_its_model_behind_its_own(folder):
+    (folder / "both.py").write_text(
+        "def both(prompt):\n"
+        "    turns = [('system', 'Shout.\\n\\nBe odd.'), ('user', prompt.text)]\n"
+        "    return [{'role': role, 'content': content} for role, content in turns]\n",
+    )
+    first, second = (
+        tether.run(
+            {**recipe({"model": "start", **teacher}, {"system_prompt": "Be odd."}), "run": name},
+            progress=False,
+        )
+        for name, teacher in (("one", {"system": "Shout."}), ("two", {"call": "both.py:both"}))
+    )
+    assert divergences(first) == divergences(second)
+
+
 def test_a_teacher_that_follows_goes_on_where_it_was(folder):
     """Stopped after two of four steps, a run ends with the bits of one in one go."""
     teacher = {"model": "start", "system": "shout", "follow": 0.6}
@@ -131,13 +178,14 @@ def test_a_server_teaches_what_the_same_model_here_teaches(folder, monkeypatch):
     monkeypatch.setenv("TETHER_SERVER_TOKEN", "a token of the run")
     address = engine_server(folder)
     # the server holds the start: the first step finds no distance, and with a reward as well the
-    # teacher is the tether that a KL in the reward of tokens is
-    pushed = {"reward_source": "random", "samples_per_prompt": 4, "gamma": 1.0}
+    # teacher is the tether that half the squared log-ratio in the loss is, by its gradient
+    pushed = {"reward_source": "random", "samples_per_prompt": 4}
     there = tether.run(
         {**recipe({"addresses": [address]}, **pushed, teacher_coefficient=0.05), "run": "there"},
         progress=False,
     )
-    plain = {"baseline": "none", "normalize_scores": False, "kl": {"coefficient": 0.05}}
+    tied = {"coefficient": 0.05, "place": "loss", "estimator": "k2"}
+    plain = {"baseline": "none", "normalize_scores": False, "kl": tied}
     here = recipe(**pushed, **plain)
     settings = here.pop("distill")
     del settings["teacher"]
@@ -177,10 +225,48 @@ def test_replies_of_the_rows_are_learned_where_nothing_is_sampled(folder):
     assert divergences(run)[-1] > 0
 
 
+def test_what_teachers_read_of_a_row_is_the_same_where_its_reply_is_learned(folder):
+    """All of its columns, that of the reply among them; the reply itself has no name."""
+    (folder / "notes.py").write_text(
+        "import json\n\n\n"
+        "def noted(prompt):\n"
+        "    with open('notes.jsonl', 'a') as file:\n"
+        "        file.write(json.dumps([prompt.id, prompt.row], sort_keys=True) + '\\n')\n"
+        "    return prompt.messages\n",
+    )
+    common = {"data": {"path": "told.jsonl"}, "divergence": "forward", "prompts_per_step": 8}
+    noted = []
+    for share in (1.0, 0.0):
+        teacher = {"model": "start", "call": "notes.py:noted"}
+        run = recipe(teacher, own_answers=share, steps=1, **common)
+        tether.run({**run, "run": f"own{share}"}, progress=False)
+        noted.append({*(folder / "notes.jsonl").read_text().splitlines()})
+        (folder / "notes.jsonl").unlink()
+    assert noted[0] == noted[1] and len(noted[0]) == 8
+    assert all(json.loads(line)[1].keys() >= {"prompt", "response", "topic"} for line in noted[0])
+    teacher = {"model": "start", "system": "The answer: {response}"}
+    tether.run({**recipe(teacher, own_answers=0.5, **common), "run": "named"}, progress=False)
+    unnamed = {"model": "start", "system": "The answer: {reply}"}
+    with pytest.raises(DataError, match=r"names \{reply\}.*the columns topic, prompt, response$"):
+        tether.run({**recipe(unnamed, own_answers=0.5, **common), "run": "odd"}, progress=False)
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
         ({"teacher": ()}, "needs a teacher"),
+        ({"teacher": {"model": "start", "follow": 0.9}}, "remains it while nothing else"),
+        (
+            {"own_answers": 0.5, "divergence": "forward", "reward_source": "random"},
+            "did not sample.*leave the reward out",
+        ),
+        *(
+            (
+                {"teacher": {**TEACHER, "follow": 0.9}, "evaluate": {"prompts": 2, **way}},
+                "moves itself",
+            )
+            for way in ({"keep": "best"}, {"stop": True})
+        ),
         ({"teacher": {"model": "start"}}, "teaches itself nothing"),
         ({"teacher": {"model": "start", "addresses": ["http://x"]}}, "one of both"),
         ({"own_answers": 0.5}, "whole distribution"),
@@ -205,6 +291,22 @@ def test_replies_of_the_rows_are_learned_where_nothing_is_sampled(folder):
 def test_what_has_no_effect_is_refused_before_anything_runs(folder, settings, words):
     with pytest.raises(ConfigError, match=words):
         tether.run(recipe(**settings), progress=False)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"teacher": {"model": "start", "follow": 0.9}, "reward_source": "random"},
+        {"teacher": [{"model": "start", "follow": 0.9}, TEACHER]},
+        {"teacher": {**TEACHER, "follow": 0.9}, "evaluate": {"prompts": 2}},
+        {
+            "teacher": {**TEACHER, "follow": 0.9},
+            "evaluate": {"prompts": 2, "keep": "best", "judge": {"call": "reads.py:hint"}},
+        },
+    ],
+)
+def test_a_teacher_that_follows_may_stand_beside_what_does_not_move(settings):
+    build(Recipe, recipe(**settings))
 
 
 def test_the_doctor_looks_for_no_difference_of_scores_where_teachers_are_the_reward(folder):

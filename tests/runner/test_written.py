@@ -37,10 +37,10 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def recipe(teacher, run="run", **settings):
+def recipe(teacher, run="run", model=None, **settings):
     learned = {"batch_size": 4, "heldout_fraction": 0.0, "epochs": 1, **settings}
     data = {"path": "rows.jsonl", "teacher": teacher}
-    return {"run": run, "model": MODEL, "sft": {"data": data, **learned}}
+    return {"run": run, "model": {**MODEL, **(model or {})}, "sft": {"data": data, **learned}}
 
 
 def by_hand(turns, samples=1):
@@ -96,6 +96,15 @@ def test_the_share_that_does_not_train_is_of_the_answers(folder):
     words = not_trained(read_journey(Path("run")).stage("sft"))
     assert words.startswith(f"{left} of {usable} rows ({left / usable:.0%}) do not train")
     assert read_json("run/sft/manifest.json")["rows"] == 12
+
+
+def test_a_teacher_that_writes_reads_the_system_message_of_its_model_behind_its_own(folder):
+    tether.run(recipe(TEACHER, model={"system_prompt": "Be odd."}), progress=False)
+    turns = [
+        (Message("system", f"About {c * 3}.\n\nBe odd."), Message("user", f"say {c}"))
+        for c in "aeioubcdfghk"
+    ]
+    assert texts() == [[one.text for one in rollouts] for rollouts in by_hand(turns)]
 
 
 def test_a_function_gives_what_the_teacher_reads_and_a_run_teaches(folder):

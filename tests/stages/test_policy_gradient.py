@@ -338,6 +338,49 @@ def test_a_masked_answer_is_neither_in_the_loss_nor_in_a_baseline(name):
         torch.testing.assert_close(one, other, atol=2e-6, rtol=2e-4)
 
 
+def test_masked_answers_do_not_set_the_scale_of_ppos_scores():
+    """Mean and deviation of the answers that ended; GAE of these scores less the values, whitened;
+    the loss over their tokens alone.
+    """
+    stage = make(
+        "ppo",
+        Reward(fails=False),
+        truncated="mask",
+        lam=0.9,
+        value_coefficient=0.0,
+        kl={"coefficient": 0.0},
+        **ONE,
+    )
+    ours, rollouts, scores, _ = gradient_of_first_update(stage)
+    ended = [i for i, rollout in enumerate(rollouts) if rollout.finished]
+    assert 2 < len(ended) < len(rollouts) - 2
+    values = [scores[i].value for i in ended]
+    middle = mean(values)
+    scale = mean([(v - middle) ** 2 for v in values]) ** 0.5
+    assert stage.shaping.normalizer == pytest.approx((middle, scale))
+    advantages = {}
+    for i in ended:
+        running, later = 0.0, 0.0
+        length = len(rollouts[i].response_ids)
+        for t in reversed(range(length)):
+            value = float(stage.experience.values[i, t])
+            paid = (scores[i].value - middle) / scale if t == length - 1 else 0.0
+            running = paid + later - value + 0.9 * running
+            advantages[i, t], later = running, value
+    flat = list(advantages.values())
+    spread = mean([(a - mean(flat)) ** 2 for a in flat]) ** 0.5
+    total = 0.0
+    for i in ended:
+        own = [
+            (advantages[i, t] - mean(flat)) / spread for t in range(len(rollouts[i].response_ids))
+        ]
+        total = total - (torch.tensor(own) * logprobs_of(stage.policy, rollouts[i])).sum()
+    expected = torch.autograd.grad(total / len(flat), stage.policy.parameters())
+    assert max(g.abs().max() for g in expected) > 1e-3
+    for one, other in zip(ours, expected, strict=False):
+        torch.testing.assert_close(one, other, atol=2e-6, rtol=2e-4)
+
+
 def test_reinforce_with_a_learned_value_subtracts_it():
     """lambda 1: A_t = G_t − V_t, with the values that the head gives on the plain model's own
     hidden states.

@@ -189,9 +189,9 @@ def test_a_group_baseline_is_the_mean_of_the_other_samples():
 
 def test_normalisation_uses_the_references_own_scores():
     ppo = make()
-    (one, two, unknown, six) = (
-        row[0] for row in ppo.shaping.scaled([Score(v) for v in (1.0, 2.0, None, 6.0)])
-    )
+    scores = [Score(v) for v in (1.0, 2.0, None, 6.0)]
+    ppo.shaping.settle(scores)
+    (one, two, unknown, six) = (row[0] for row in ppo.shaping.scaled(scores))
     assert [one, two, unknown, six] == pytest.approx(
         [-2 / 14**0.5 * 3**0.5, -1 / 14**0.5 * 3**0.5, 0.0, 3 / 14**0.5 * 3**0.5],
     )

@@ -1,6 +1,7 @@
 """Learning from teachers against float64 sums over the plain models' own logits."""
 
 import copy
+import math
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from tether.core.types import Message, Prompt, Score, StopReason, user
 from tether.data.chat import ChatEncoder
+from tether.models.heads import ScalarHead
 from tether.models.loading import add_adapter
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
@@ -65,6 +67,7 @@ def make(reward=None, weights=(1.0,), **settings):
     model = add_adapter(base, "policy", LoraConfig(rank=8, last_layers=1), seed=1)
     randomised(model, 3)
     policy = Role(model, "policy")
+    value = Role(model, "policy", ScalarHead(64, zero=False)) if config.critic else None
     shared = {"encoder": encoder, "micro_batch_tokens": 96}
     members = [
         ModelTeacher(role=Role(model), reads=shouted(encoder), weight=weights[0], **shared),
@@ -86,7 +89,7 @@ def make(reward=None, weights=(1.0,), **settings):
         config=config,
         policy=policy,
         reference=Role(model),
-        value=None,
+        value=value,
         reward=reward or TeacherReward(teachers),
         engine=LocalEngine(policy, encoder),
         encoder=encoder,
@@ -202,6 +205,98 @@ def test_an_answer_whose_scoring_failed_stays_without_a_score_and_teaches_nothin
     assert (one - other).norm() <= 1e-5 * other.norm()
 
 
+def sampled(stage, model, rollout):
+    """The written tokens' log-probabilities by policy and teacher, in float64."""
+    reads = shouted(stage.encoder)(rollout.prompt)
+    own = exact_logprobs(model, "policy", rollout.prompt_ids, rollout)
+    with torch.no_grad():
+        theirs = exact_logprobs(model, None, reads, rollout)
+    tokens = torch.tensor(rollout.response_ids)[:, None]
+    return own.gather(1, tokens)[:, 0], theirs.gather(1, tokens)[:, 0]
+
+
+def over_group(values):
+    """The scores of pairs of answers over their mean, in units of their deviation."""
+    pairs = [values[start : start + 2] for start in range(0, len(values), 2)]
+    means = [sum(pair) / 2 for pair in pairs]
+    return [
+        (value - mean) / (abs(pair[0] - pair[1]) / 2**0.5 + 1e-4)
+        for pair, mean in zip(pairs, means, strict=True)
+        for value in pair
+    ]
+
+
+PLAIN = {"algorithm": "reinforce", "normalize_scores": False, "kl": {"coefficient": 0.0}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "credit"),
+    [
+        ({}, lambda values: values),
+        ({"algorithm": "grpo"}, over_group),
+        ({**PLAIN, "baseline": "none", "truncated": "mask"}, lambda values: values),
+    ],
+    ids=["distill", "grpo", "masked"],
+)
+def test_a_token_has_the_whole_score_and_its_own_log_ratio_alone(settings, credit):
+    """A_t = what the method makes of the score, at every token, + c (log p_t − log q_t); answers
+    without end may be left out.
+    """
+    stage = make(Length(), teacher_coefficient=0.3, **settings)
+    ours, step, before = first_update(stage)
+    double = copy.deepcopy(before).double().requires_grad_(False)
+    learned = [p for n, p in double.named_parameters() if ".policy." in n]
+    for parameter in learned:
+        parameter.requires_grad_(True)
+    credits = credit([float(len(r.response_ids)) for r in step.rollouts])
+    total, count = 0.0, 0
+    for rollout, score in zip(step.rollouts, credits, strict=True):
+        if rollout.finished or stage.config.truncated == "score":
+            q, p = sampled(stage, double, rollout)
+            total = total - ((score + 0.3 * (p - q.detach())) * q).sum()
+            count += len(q)
+    assert count > len(step.rollouts)
+    expected = torch.autograd.grad(total / count, learned)
+    one, other = (torch.cat([g.flatten().double() for g in side]) for side in (ours, expected))
+    assert other.norm() > 1e-3
+    assert (one - other).norm() <= 1e-5 * other.norm()
+
+
+def test_answers_without_end_are_left_out_where_teachers_are_the_only_reward():
+    stage = make(truncated="mask")
+    ours, step, before = first_update(stage)
+    ended = [rollout for rollout in step.rollouts if rollout.finished]
+    assert 0 < len(ended) < len(step.rollouts)
+    expected = oracle(stage, before, ended, "token", (1.0,))
+    one, other = (torch.cat([g.flatten().double() for g in side]) for side in (ours, expected))
+    assert (one - other).norm() <= 1e-5 * other.norm()
+
+
+def test_a_critic_and_whitening_see_the_reward_alone():
+    """GAE of the score at the last token, whitened, and then the teacher's log-ratio of each token."""
+    critic = {"critic": True, "whiten_advantages": True, "lam": 0.9}
+    stage = make(Length(), teacher_coefficient=0.3, **critic)
+    _, step, before = first_update(stage)
+    double = copy.deepcopy(before).double()
+    estimates, values = [], stage.experience.values
+    for row, rollout in enumerate(step.rollouts):
+        running, later = 0.0, 0.0
+        last = len(rollout.response_ids) - 1
+        for t in range(last, -1, -1):
+            value = float(values[row, t])
+            running = (last + 1.0) * (t == last) + later - value + 0.9 * running
+            later = value
+            estimates.append(((row, t), running, value))
+    advantages = [running for _, running, _ in estimates]
+    mean = sum(advantages) / len(advantages)
+    spread = (sum((a - mean) ** 2 for a in advantages) / len(advantages)) ** 0.5
+    ratios = [(p - q).tolist() for q, p in (sampled(stage, double, r) for r in step.rollouts)]
+    for (row, t), running, value in estimates:
+        expected = (running - mean) / spread + 0.3 * ratios[row][t]
+        assert float(stage.experience.advantages[row, t]) == pytest.approx(expected, abs=1e-4)
+        assert float(stage.experience.returns[row, t]) == pytest.approx(running + value, abs=1e-4)
+
+
 def test_a_reward_and_a_teacher_add_up():
     """The gradient of both is the sum of those of each alone, on the same answers."""
     both, alone, taught = (
@@ -274,6 +369,60 @@ def test_a_teacher_elsewhere_has_its_numbers_at_its_tokens():
     there.teachers.members = [AskingTeacher(ask=ask)]
     for a, b in zip(first_update(here)[0], first_update(there)[0], strict=True):
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-3)
+
+
+def test_held_out_answers_are_measured_where_their_likeliest_tokens_are_probable():
+    """The mean over the places that have least_mass, of the teacher's two tokens and of all others
+    as one more; of an answer without such a place nothing is known.
+    """
+    stage = make(divergence="forward")
+    groups = stage.engine.generate(PROMPTS, stage.config.sampling, num_samples=2, seed=3)
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    masses = [0.95, 0.5, 0.92]
+
+    def likeliest(answers):
+        return [
+            [
+                ([5, 6], [math.log(0.7 * mass), math.log(0.3 * mass)])
+                for mass in (
+                    masses[t % 3] if one.prompt.id != "p3" else 0.1 for t in range(one.num_written)
+                )
+            ]
+            for one in answers
+        ]
+
+    stage.teachers.members = [
+        AskingTeacher(ask=lambda answers: [], likeliest=likeliest, least_mass=0.9, weight=weight)
+        for weight in (0.25, 0.75)
+    ]
+    double = copy.deepcopy(stage.policy.model).double()
+    for rollout, score in zip(rollouts, stage.reward.judge(rollouts), strict=True):
+        if rollout.prompt.id == "p3":
+            assert score.value is None and score.reason
+            continue
+        gaps = []
+        for t, q in enumerate(exact_logprobs(double, "policy", rollout.prompt_ids, rollout).exp()):
+            mass = masses[t % 3]
+            if mass >= 0.9:
+                pairs = [(q[5], 0.7 * mass), (q[6], 0.3 * mass), (1 - q[5] - q[6], 1 - mass)]
+                gaps.append(sum(float(a) * math.log(float(a) / b) for a, b in pairs))
+        assert score.value == pytest.approx(-sum(gaps) / len(gaps), rel=1e-4)
+
+
+def test_what_several_servers_leave_out_is_one_mean_by_their_weights():
+    stage = make(divergence="forward")
+    stage.teachers.members = [
+        AskingTeacher(
+            ask=lambda answers: [],
+            weight=weight,
+            least_mass=0.9,
+            masses=[torch.tensor(row)],
+        )
+        for weight, row in ((0.2, [0.8, 1.0]), (0.6, [0.95, 0.95]))
+    ]
+    metrics = stage.teachers.coverage()
+    assert metrics["teacher/mass_left_out"] == pytest.approx((0.2 * 0.1 + 0.6 * 0.05) / 0.8)
+    assert metrics["teacher/places_left_out"] == pytest.approx(0.2 * 0.5 / 0.8)
 
 
 def test_a_share_of_the_prompts_is_answered_by_its_rows():

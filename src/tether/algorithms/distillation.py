@@ -203,12 +203,14 @@ def _places(count: int) -> list[slice]:
 
 class TokenGaps(NamedTuple):
     """The distance of a student from its teachers at each token, in nats, and whether a teacher's
-    likeliest token is another one than was written; (tokens,) each.
+    likeliest token is another one than was written; (tokens,) each. `counted` has the weight of the
+    teachers for which the token counts, which the first three hold.
     """
 
     reverse: Tensor
     forward: Tensor
     other: Tensor
+    counted: Tensor
     entropy: Tensor
 
 
@@ -228,7 +230,7 @@ def token_gaps(
     for place in _places(len(hidden)):
         own = student.logprobs(hidden[place])
         entropy = -(own.exp() * own).sum(-1)
-        sums = [torch.zeros_like(entropy) for _ in range(3)]
+        sums = [torch.zeros_like(entropy) for _ in range(4)]
         for opinion in views:
             mine, theirs = opinion.beside(own, place)
             other = opinion.likeliest(theirs, place) != targets[place]
@@ -236,8 +238,10 @@ def token_gaps(
                 reverse_kl(mine, theirs),
                 forward_kl(mine, theirs),
                 other.to(entropy.dtype),
+                torch.ones_like(entropy),
             )
-            sums = [total + opinion.weight * one for total, one in zip(sums, measures, strict=True)]
+            share = opinion.weight * opinion.counted(place)
+            sums = [total + share * one for total, one in zip(sums, measures, strict=True)]
         parts.append((*sums, entropy))
     return TokenGaps(*map(torch.cat, zip(*parts, strict=True)))
 

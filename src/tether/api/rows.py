@@ -15,7 +15,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from tether.core.errors import STOPS, ConfigError, DataError, TetherError, error_words
-from tether.core.types import Entries, Json, JsonValue, Problem, Prompt
+from tether.core.types import Demonstration, Entries, Json, JsonValue, Problem, Prompt
 from tether.data.formats.arrow import without_added_nulls
 from tether.data.formats.json_tables import no_column_twice, rows_of_columns
 from tether.rewards.surroundings import surroundings
@@ -161,7 +161,7 @@ def _row(row: Any, where: str) -> Json:
     if isinstance(row, Mapping):
         return jsonable(row, where)
     # columns that came with it are metadata of the written row
-    if isinstance(row, Prompt | Problem) and row.row:
+    if isinstance(row, Prompt | Problem | Demonstration) and row.row:
         row = dataclasses.replace(row, row={}, metadata={**row.row, **row.metadata})
     if dataclasses.is_dataclass(row) and not isinstance(row, type):
         return jsonable(dataclasses.asdict(row, dict_factory=_with_content), where)

@@ -140,11 +140,12 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """A whole conversation to imitate; its assistant turns are what is learned."""
+    """A whole conversation to imitate; its assistant turns are what is learned. See `Prompt.row`."""
 
     messages: Conversation
     id: str = ""
     metadata: Facts = field(default_factory=dict)
+    row: Facts = field(default_factory=dict, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -392,7 +392,7 @@ class _File:
                     part,
                     id=self._unique(f"{name}:{number}", place) if several else name,
                 )
-                is_asked = isinstance(part, Prompt | Problem)
+                is_asked = isinstance(part, Prompt | Problem | Demonstration)
                 yield (
                     replace(part, row={own: of_format[own] for own in self.columns} | row)
                     if is_asked

@@ -12,13 +12,22 @@ from typing import TypeVar
 
 from tether.core.errors import RunError
 from tether.core.received import received
+from tether.core.rundir import read_json, write_json
 from tether.core.types import Rollout
 from tether.data.chat import ChatEncoder
 from tether.rollout.drawn import Ids, Top
 from tether.rollout.served import TOLERANCE, probe_ids
-from tether.rollout.wire import GENERATE, MODELS, likeliest_of, likelihoods_of, scored_request
+from tether.rollout.wire import (
+    GENERATE,
+    MODELS,
+    likeliest_of,
+    likelihoods_of,
+    scored_request,
+    scored_tokens,
+)
 from tether.scale.servers.launch import Servers
 from tether.scale.servers.pool import RefusedError, ServerPool
+from tether.settings.teacher import OTHER_TOKENS
 from tether.settings.workers import ServersConfig
 
 T = TypeVar("T")
@@ -36,7 +45,8 @@ class AskedTeacher:
         top: likeliest tokens that the servers shall give in the place of each.
 
     Raises:
-        ModelError: two servers give different log-probabilities for the same ids.
+        ModelError: a server decodes ids to other texts, or gives them other log-probabilities than
+            the first one gave when the stage began.
         RunError: none answers.
     """
 
@@ -49,8 +59,8 @@ class AskedTeacher:
     ) -> None:
         self.top = top
         self.probe = probe_ids(encoder)
+        self.words = [encoder.tokenizer.decode([i]).strip() for i in self.probe[1:]]
         self.vocabulary = len(encoder.tokenizer)
-        self.given = dict[str, list[float]]()
         self.bases = dict[str, str]()
         servers = Servers(lambda host, port: (), (), folder, config.running)
         self.pool = ServerPool(servers, config, folder, self._prepare, WAITING)
@@ -61,22 +71,29 @@ class AskedTeacher:
         self.pool.close()
 
     def _prepare(self, name: str, task: str) -> None:
-        """Compare a server with those that were compared before."""
+        """Compare a server's tokens with the policy's, and its numbers with those of the first server."""
         if task == "load":
             self.bases[name] = received(self.pool.get(name, "/v1/models"), MODELS).data[0].id
-        mine = self._read(name, self.probe)
+        body = scored_request(self.bases[name], self.probe)
+        tokens = scored_tokens(self.pool.post(name, GENERATE, body), self.probe)
+        for own, token in zip(self.words, tokens, strict=True):
+            if (token.decoded_token or own).strip() != own:
+                raise RefusedError(OTHER_TOKENS.format(teacher=self.bases[name]))
         if self.top:
             self._likeliest(name, self.probe)
+        mine = [token.logprob for token in tokens]
+        here = self.pool.servers.addresses[name]
+        note = self.pool.log.with_name("probe.json")
         with self.pool.changed:
-            first, theirs = next(iter(self.given.items()), (name, mine))
-            self.given.setdefault(name, mine)
-        gap = statistics.fmean(abs(a - b) for a, b in zip(mine, theirs, strict=True))
+            if not note.exists():
+                write_json(note, {"address": here, "logprobs": mine})
+            first = read_json(note)
+        gap = statistics.fmean(abs(a - b) for a, b in zip(mine, first["logprobs"], strict=True))
         if not gap <= TOLERANCE["bfloat16"]:
-            here, there = (self.pool.servers.addresses[one] for one in (name, first))
             raise RefusedError(
-                f"it gives the same {len(mine)} tokens {sum(mine):.4f} nats, and {there} gives them "
-                f"{sum(theirs):.4f}: {here} holds another teacher, or other weights of it. Give "
-                "the addresses of one model",
+                f"it gives the same {len(mine)} tokens {sum(mine):.4f} nats, and {first['address']} "
+                f"gave them {sum(first['logprobs']):.4f} when the stage began: {here} holds another "
+                "teacher, or other weights of it. Give the addresses of one model",
             )
 
     def _read(self, name: str, ids: Ids) -> list[float]:

@@ -281,8 +281,10 @@ def _scored(ids: Ids, top: int, engine: LocalEngine) -> Json:
     """The log-probabilities of a prompt, and of the likeliest tokens in their places, in vLLM's
     words.
     """
+    decode = engine.encoder.tokenizer.decode
     rows = [
-        {str(i): {"logprob": x}} for i, x in zip(ids[1:], score_ids(engine.role, ids), strict=True)
+        {str(i): {"logprob": x, "decoded_token": decode([i])}}
+        for i, x in zip(ids[1:], score_ids(engine.role, ids), strict=True)
     ]
     for row, (best, logprobs) in zip(
         rows,

@@ -40,6 +40,7 @@ LIMIT = 2**63
 
 class _Likelihood(Received):
     logprob: Annotated[float, Field(gt=-1e3, le=1e-3)]
+    decoded_token: str | None = None
 
 
 class _Places(Received):
@@ -226,16 +227,21 @@ def scored_request(model: str, ids: Ids, top: int = 0) -> Json:
 
 
 def likelihoods_of(answer: bytes, ids: Ids) -> list[float]:
-    """The log-probability of every token but the first, in nats.
+    """The log-probability of every token but the first, in nats; see `scored_tokens`."""
+    return [one.logprob for one in scored_tokens(answer, ids)]
+
+
+def scored_tokens(answer: bytes, ids: Ids) -> list[_Likelihood]:
+    """What a server says of every token but the first.
 
     Raises:
-        RefusedError: one is missing.
+        RefusedError: it leaves one out.
     """
     rows = received(answer, SCORED).prompt_logprobs
     likelihoods = [(row or {}).get(str(i)) for i, row in zip(ids, rows, strict=True)][1:]
     if None in likelihoods:
         raise RefusedError("it leaves out the log-probability of a token that it was given")
-    return [one.logprob for one in likelihoods if one]
+    return [one for one in likelihoods if one]
 
 
 def likeliest_of(answer: bytes, ids: Ids, top: int, vocabulary: int) -> list[Top]:

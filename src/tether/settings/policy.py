@@ -57,7 +57,7 @@ PRESETS: dict[str, Json] = {
         "minibatches": 4,
     }
     | {"kl": {"place": "loss", "estimator": "k2", "coefficient": 0.05}},
-    "distill": {"gamma": 0.0, "epochs": 1, "kl": {"coefficient": 0.0}},
+    "distill": {"epochs": 1, "kl": {"coefficient": 0.0}},
 }
 """Settings of each published method. All other keys have the defaults below. Links:
 docs/methods.
@@ -263,7 +263,7 @@ class PolicyConfig(TaughtConfig, SampledConfig):
     )
     whiten_advantages: bool = Field(
         default=False,
-        description="mean 0, deviation 1 over all tokens of the step",
+        description="mean 0, deviation 1 over all tokens of the step, before teachers add to them",
     )
     normalize: Literal["token", "sequence", "constant"] = Field(
         default="token",

@@ -13,6 +13,11 @@ from tether.settings.config import BelowOne, Config, FromOne, Probability
 from tether.settings.needs import Needs
 from tether.settings.section import DataConfig
 
+OTHER_TOKENS = (
+    "the teacher {teacher} has another tokenizer than the policy, so that its opinion of the "
+    "policy's tokens means nothing. Fine-tune on texts that it writes, by [sft] data = {{ path = "
+    "PROMPTS, teacher = '{teacher}' }}, or take a teacher of the policy's family"
+)
 START = "start"
 """The name of the model with which a stage begins."""
 NOTHING_READ = "the start teaches itself nothing as it is: give it something that only the teacher reads ({ways})"
@@ -119,7 +124,8 @@ class TeacherConfig(ReadingConfig):
             yield "a teacher is a model or servers (addresses): give one of both"
         if self.model == START and not (self.system or self.call or self.follow):
             yield (
-                NOTHING_READ.format(ways="system, call") + ", or let it follow the policy (follow)"
+                NOTHING_READ.format(ways="system, call")
+                + "; beside a reward it may follow the policy (follow)"
             )
         if self.addresses and (self.system or self.call):
             yield "a server reads what the policy reads: leave system and call out, or give a model"
@@ -149,7 +155,7 @@ class TaughtConfig(Config):
     )
     divergence: Annotated[Literal["token", "reverse", "forward", "jsd"], A_TEACHER] = Field(
         default="token",
-        description="token: each token's log-ratio of teacher to policy joins its reward; else "
+        description="token: each token's log-ratio of teacher to policy joins its advantage; else "
         "the loss has a divergence over all words: KL(policy || teacher), KL(teacher || policy), "
         "or the Jensen-Shannon divergence of jsd_beta",
     )
@@ -187,11 +193,8 @@ class TaughtConfig(Config):
             yield "teacher.top_k has no effect with divergence = 'token': leave it out"
 
         others = dict(self)
-        if self.own_answers < 1 and any(map(others.get, ("task", "verifiable", "max_staleness"))):
-            yield (
-                "own_answers reads replies of the rows: leave out task and verifiable, and set "
-                "max_staleness = 0"
-            )
+        if self.own_answers < 1 and others.get("max_staleness"):
+            yield "own_answers below 1 reads replies of the rows: set max_staleness = 0"
         following = [one for one in self.teacher if one.follow]
         if len(following) > 1 or (following and others.get("ema_decay")):
             yield "one moving average of the policy is kept: one teacher may follow it, or ema_decay"
@@ -205,7 +208,7 @@ class TaughtConfig(Config):
 
     @property
     def by_token(self) -> bool:
-        """True if teachers speak in the rewards of tokens."""
+        """True if teachers speak in the advantages of tokens."""
         return bool(self.teacher) and self.divergence == "token"
 
     @property

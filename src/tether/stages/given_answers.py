@@ -12,8 +12,8 @@ from tether.core.protocols import DrawArguments, Engine
 from tether.core.types import Message, Prompt, Rollout, RolloutGroup, Sampling, StopReason
 from tether.data.chat import ChatEncoder
 
-REPLY = "reply"
-"""The entry of a prompt's metadata that holds the reply of its row."""
+REPLY = "reply of the row"
+"""The entry of a prompt's metadata that holds it; no column of a teacher's system message is called so."""
 
 
 @dataclass(eq=False)

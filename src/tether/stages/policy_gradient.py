@@ -146,7 +146,7 @@ class PolicyGradient(Tethered):
         """
         clock, config = clock or Clock(), self.config
         self.experience = experience = self.gather(rollouts, scores, number)
-        self.shaping.settle(scores)
+        self.shaping.settle(learned_scores(config, rollouts, scores))
         self.evaluate(experience, number)
         experience.rewards = self.shape(experience)
         experience.advantages, experience.returns = self.advantages(experience)
@@ -361,7 +361,7 @@ class PolicyGradient(Tethered):
 
     def advantages(self, experience: Experience) -> tuple[Tensor, Tensor]:
         """(sequences, time) every token's advantage times its weight, and what its value should
-        have been.
+        have been. The teachers' log-ratio of a token is added to its own advantage alone.
         """
         config, rewards, mask = self.config, experience.rewards, experience.mask
         if config.critic:
@@ -370,6 +370,9 @@ class PolicyGradient(Tethered):
             advantages = returns = returns_to_go(rewards, mask, config.gamma)
         if config.whiten_advantages:
             advantages = whiten(advantages, mask)
+        if config.by_token:
+            experience.divergence = experience.logprobs - experience.teacher_logprobs
+            advantages = advantages - config.teacher_coefficient * experience.divergence
         return advantages * self.weights(experience), returns
 
     def weights(self, experience: Experience) -> Tensor:

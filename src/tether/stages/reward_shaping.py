@@ -64,9 +64,6 @@ class RewardShaping:
                 experience.logprobs,
                 experience.reference_logprobs,
             )
-        if config.by_token:
-            experience.divergence = experience.logprobs - experience.teacher_logprobs
-            rewards -= config.teacher_coefficient * experience.divergence
         if config.step_rewards:
             rewards += self._step_rewards(experience)
         else:
@@ -193,7 +190,6 @@ class RewardShaping:
         """Every response's score, or the rewards of its steps, on the reference's scale and
         clipped; 0 for a failed score.
         """
-        self.settle(scores)
         (mean, deviation), limit = self.normalizer or (0.0, 1.0), self.config.score_clip or math.inf
         rows = [
             [v for _, v in s.steps]

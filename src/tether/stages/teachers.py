@@ -179,11 +179,13 @@ class Teachers:
         ]
 
     def coverage(self) -> Metrics:
-        """The same of the last server with likeliest tokens; empty without one."""
+        """The same of all servers with likeliest tokens, by their weights; empty without one."""
+        served = [one for one in self.members if isinstance(one, AskingTeacher) and one.masses]
+        total = sum(one.weight for one in served)
         metrics: Metrics = {}
-        for one in self.members:
-            if isinstance(one, AskingTeacher) and one.masses:
-                metrics |= one.coverage()
+        for one in served:
+            for name, value in one.coverage().items():
+                metrics[name] = metrics.get(name, 0.0) + one.weight / total * value
         return metrics
 
     def logprobs(self, read: Read) -> Tensor:
@@ -203,8 +205,8 @@ class Teachers:
 
     @torch.no_grad()
     def measure(self, rollouts: Sequence[Rollout]) -> list[Metrics]:
-        """Of each answer the means over its tokens of what separates the policy from its teachers;
-        of servers only the log-ratio is known.
+        """Of each answer the means over its tokens, those that count, of what separates the policy from
+        its teachers; of servers that give no others only the log-ratio is known.
         """
         sequences = [self.encoder.sampled(rollout) for rollout in rollouts]
         rows: list[Metrics] = [{} for _ in rollouts]
@@ -215,8 +217,10 @@ class Teachers:
             self.micro_batch_tokens,
         ):
             read = Read(batch, [rollouts[i] for i in cut])
-            for name, values in self._measured(read)._asdict().items():
-                sums = batch.scatter(values).sum(-1) / batch.mask.sum(-1)
+            gaps = self._measured(read)
+            for name, values in gaps._asdict().items():
+                over = batch.mask if name == "entropy" else batch.scatter(gaps.counted)
+                sums = batch.scatter(values).sum(-1) / over.sum(-1)
                 for place, mean in zip(cut, sums.tolist(), strict=True):
                     rows[place][name] = mean
         return rows
@@ -233,7 +237,8 @@ class Teachers:
             )
         own, entropy = self.policy.logprobs_of(hidden, batch, self.temperature)
         unknown = torch.full_like(own, torch.nan)
-        return TokenGaps(own - self.logprobs(read), unknown, unknown, entropy)
+        counted = torch.ones_like(own)
+        return TokenGaps(own - self.logprobs(read), unknown, unknown, counted, entropy)
 
     @torch.no_grad()
     def follow(self, averages: Sequence[Tensor]) -> None:
@@ -247,6 +252,7 @@ class Teachers:
 
 ALONE = "teacher"
 """The name of the reward that the teachers are by themselves."""
+NO_PLACE = "at none of its tokens have the likeliest ones least_mass"
 PARTS = {"forward": "forward_kl", "other": "other_tokens", "entropy": "entropy"}
 
 
@@ -270,8 +276,9 @@ class TeacherReward:
         """Scores that mean the same at every step."""
         return [
             Score(
-                -row["reverse"],
+                -row["reverse"] if row["counted"] == 1 else None,
                 {name: row[key] for key, name in PARTS.items() if math.isfinite(row[key])},
+                NO_PLACE * math.isnan(row["counted"]),
             )
             for row in self.teachers.measure(rollouts)
         ]

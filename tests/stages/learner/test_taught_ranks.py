@@ -26,12 +26,13 @@ def test_two_ranks_learn_from_teachers_what_one_process_learns(tmp_path, diverge
         "checkpoint_every": 1,
         "micro_batch_tokens": 48,
         "optimizer": {"learning_rate": 5e-3, "epsilon": 1e-3},
-        "evaluate": {"every": 2, "prompts": 5, "keep": "best"},
+        "evaluate": {"every": 2, "prompts": 5},
     }
     if shard:
         distill |= {
             "ema_decay": None,
             "teacher": {"model": "start", "system": "shout"},
+            "evaluate": {**distill["evaluate"], "keep": "best"},
             **SERVED,
         }
     for key in ("lora", "head_dropout"):

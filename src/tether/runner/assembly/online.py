@@ -191,7 +191,7 @@ def prompts_of(section: OnlineSection, rows: Sequence[Record] | None) -> Sequenc
 def _before_reply(row: Demonstration) -> Prompt:
     """The turns before the last one, with that as their reply."""
     *turns, reply = row.messages
-    return Prompt(tuple(turns), row.id, {**row.metadata, REPLY: reply})
+    return Prompt(tuple(turns), row.id, {**row.metadata, REPLY: reply}, row.row)
 
 
 _PROMPTS: dict[type, Callable[..., Prompt]] = {

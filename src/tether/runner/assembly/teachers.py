@@ -6,6 +6,7 @@ import contextlib
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -29,16 +30,11 @@ from tether.runner.assembly.roles import (
 )
 from tether.settings.model import TINY, ModelConfig
 from tether.settings.sampling import PolicySection, SamplingSection
-from tether.settings.teacher import START, ReadingConfig, TeacherConfig
+from tether.settings.teacher import OTHER_TOKENS, START, ReadingConfig, TeacherConfig
 from tether.settings.workers import ServersConfig
 from tether.stages.teachers import AskingTeacher, ModelTeacher, Reads, Teachers
 
 _LOG = logging.getLogger(__name__)
-OTHER_TOKENS = (
-    "the teacher {teacher} has another tokenizer than the policy, so that its opinion of the "
-    "policy's tokens means nothing. Fine-tune on texts that it writes, by [sft] data = {{ path = "
-    "PROMPTS, teacher = '{teacher}' }}, or take a teacher of the policy's family"
-)
 COLUMN = re.compile(r"\{(\w+)\}")
 
 
@@ -203,7 +199,7 @@ def _reads(
     room: int,
 ) -> Reads | None:
     """The ids of a prompt for a teacher; None: it reads what the policy reads."""
-    turns = read_by(config)
+    turns = read_by(config, reader.system_prompt)
     if turns is None:
         if reader.describe() == encoder.describe():
             return None
@@ -221,38 +217,47 @@ def _reads(
     return reads
 
 
-def read_by(config: ReadingConfig) -> Callable[[Prompt], Conversation] | None:
-    """The turns that a teacher alone reads in a prompt's place; None: it reads the prompt's own."""
+def read_by(
+    config: ReadingConfig,
+    system: str | None = None,
+) -> Callable[[Prompt], Conversation] | None:
+    """The turns that a teacher alone reads in a prompt's place; None: it reads the prompt's own.
+
+    Args:
+        system: the message of its model for prompts that have none of their own.
+    """
     if config.call:
         return partial(_called, load_object(config.call, "call"))
-    return partial(_with_system, config.system) if config.system else None
+    return partial(_with_system, config.system, system) if config.system else None
 
 
-def _with_system(text: str, prompt: Prompt) -> Conversation:
-    """The prompt behind this system message, and its own behind that."""
+def _with_system(text: str, system: str | None, prompt: Prompt) -> Conversation:
+    """The prompt behind this system message, and its own, or else that of the model, behind that."""
     columns = {**prompt.metadata, **prompt.row}
 
     def value(match: re.Match[str]) -> str:
         if match[1] not in columns:
             raise DataError(
                 f"teacher.system names {{{match[1]}}}, and the row of prompt "
-                f"{prompt.id or prompt.text[:40]!r} has the columns {', '.join(columns) or 'none'}",
+                f"{prompt.id or prompt.text[:40]!r} has the columns {', '.join(filter(str.isidentifier, columns)) or 'none'}",
             )
         return str(columns[match[1]])
 
     words = COLUMN.sub(value, text)
     first, *rest = prompt.messages
     if first.role != "system":
-        return (Message("system", words), *prompt.messages)
-    return (Message("system", f"{words}\n\n{first.content}"), *rest)
+        first, rest = Message("system", system or ""), prompt.messages
+    return (replace(first, content="\n\n".join(filter(None, (words, first.content)))), *rest)
 
 
 def _called(function: Callable[[Prompt], object], prompt: Prompt) -> Conversation:
-    """The messages that a user's function gives for a prompt."""
+    """The messages that a user's function gives for a prompt, with its tools and arguments of the
+    template.
+    """
     given = function(prompt)
     turns = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else []
     try:
-        return tuple(
+        first, *rest = (
             turn if isinstance(turn, Message) else Message(turn["role"], turn["content"])
             for turn in turns or [given]
         )
@@ -260,3 +265,6 @@ def _called(function: Callable[[Prompt], object], prompt: Prompt) -> Conversatio
         raise DataError(
             f"teacher.call gave {given!r:.80}, and a list of messages with role and content is needed",
         ) from None
+    own = prompt.messages[0]
+    tools = first.tools or own.tools
+    return (replace(first, tools=tools, template=first.template or own.template), *rest)

@@ -107,11 +107,12 @@ def _write(
 
     source = str(job.model.source) if config.model == START else str(config.model)
     role, loaded = load_policy(source, job.model, job.seed)
-    turns = read_by(config)
+    encoder = encoder_of(loaded)
+    turns = read_by(config, encoder.system_prompt)
     read = [
         replace(prompt, messages=turns(prompt)) if turns else prompt for prompt in prompts.values()
     ]
-    faults = prompt_faults(read, encoder_of(loaded), config.max_new_tokens, loaded.context_length)
+    faults = prompt_faults(read, encoder, config.max_new_tokens, loaded.context_length)
     places = list(prompts)
     note([places[number] for number in faults], [[("", fault)] for fault in faults.values()])
     engine = local_engine(role, loaded, max_rows=AT_ONCE)

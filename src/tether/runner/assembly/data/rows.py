@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from tether.core.errors import ConfigError
 from tether.core.names import file_part
 from tether.core.once import once
-from tether.core.types import Problem, Prompt
+from tether.core.types import Demonstration, Problem, Prompt
 from tether.data.sources import UNUSED_COLUMNS, Quarantine, look, read
 from tether.runner.assembly.job import AnyJob
 from tether.settings.sampling import SamplingSection
@@ -47,7 +47,7 @@ def load_rows(
             A column or a name of metadata that a prompt lacks is None there.
     """
     records = records_of(data, kind, quarantine)
-    if not issubclass(kind, Prompt | Problem):
+    if not issubclass(kind, Prompt | Problem | Demonstration):
         return list(records)
     if not whole:
         return [replace(record, row={}) for record in records]
@@ -73,7 +73,7 @@ def rows_of(
     quarantine = fresh_quarantine(job, name)
     played = (one for one in job.others.values() if isinstance(one, SamplingSection))
     read = (job.settings, *(one.environment for one in played if one.environment))
-    whole = any(map(calls_functions, read))
+    whole = (kind is not Demonstration or job.settings.online) and any(map(calls_functions, read))
     rows = load_rows(named(data, name), kind, quarantine, whole=whole)
     for column in job.settings.further_columns:
         del quarantine.unused[column]
