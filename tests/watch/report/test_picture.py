@@ -139,13 +139,15 @@ def test_colours_of_the_picture_are_those_of_the_page():
     assert of_picture < of_page
 
 
-def test_without_a_font_there_is_no_png(run, monkeypatch):
+def test_without_a_font_there_is_no_png_and_a_line_names_it(run, monkeypatch, caplog):
     monkeypatch.setattr(
-        "tether.watch.report.page.svg_to_bytes",
+        "tether.watch.report.frame.svg_to_bytes",
         lambda svg, **_: b"the same without letters",
     )
     write_report(run)
     assert (run / "report.svg").is_file() and not (run / "report.png").exists()
+    (line,) = caplog.messages
+    assert str(run / "report.png") in line and "no font" in line
 
 
 @pytest.mark.parametrize(

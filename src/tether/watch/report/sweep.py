@@ -9,6 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from tether.stats import Estimate, mean_of_runs
 from tether.watch.report import about
 from tether.watch.report.about import control_lines
 from tether.watch.report.evaluators import by_importance, figure_words, last_figures
-from tether.watch.report.frame import HERE, fill_template
+from tether.watch.report.frame import write_page
 from tether.watch.report.gains import spent_kl
 from tether.watch.report.measures import BY_KEY
 from tether.watch.report.narrative import Conclusion
@@ -77,8 +78,8 @@ def sweep_brief(sweep: Sweep) -> SweepBrief:
     return SweepBrief(_verdict(sweep, measures), lines, columns, rows, _notes(sweep))
 
 
-def sweep_page(sweep: Sweep) -> str:
-    """The text of the page."""
+def write_sweep(sweep: Sweep, output: Path) -> Path:
+    """Write the page, and give its path."""
     measures, judge = _judged(sweep)
     gain, kl = _gain_and_kl(measures)
     start = gain.greatest if gain else 0
@@ -93,8 +94,9 @@ def sweep_page(sweep: Sweep) -> str:
         "frontier": frontier(sweep, gain, kl) if gain and kl else [],
         "settings": [plot for one in rows if one.id not in shown for plot in one.plots()],
     }
-    return fill_template(
-        HERE / "sweep.html",
+    return write_page(
+        output,
+        "sweep.html",
         sweep.path.resolve().name,
         drawn,
         _notes(sweep),
