@@ -99,7 +99,8 @@ def _write_journey(journey: Journey, run: Path, output: Path) -> Path:
     groups_text, groups = answer_groups(journey.answers, judge.label)
     drawn = _figures(journey, parts, judge)
     blocks = _blocks(journey)
-    decoded = (tiles.CONTROL_COLUMNS, tiles.control_rows(control))
+    own = reading.mapping(policy.summary, "heldout")
+    decoded = (tiles.CONTROL_COLUMNS, tiles.control_rows(control or own))
     supervised = list(_supervised(journey))
     measured = [(stage, rows) for stage in journey.stages if (rows := evaluator_rows(stage))]
     rollouts = packed_rollouts(journey.stages)
@@ -118,6 +119,7 @@ def _write_journey(journey: Journey, run: Path, output: Path) -> Path:
         held_out="" if journey.trained_on else "held-out ",
         gold=about.who_judged(journey, [part.name for part in parts]),
         decoded=decoded,
+        by_reward=not control,
         parts=parts,
         policies=journey.arms,
         supervised=supervised,

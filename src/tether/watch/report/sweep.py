@@ -174,12 +174,17 @@ def _sentence(sweep: Sweep, setting: int, measures: Sequence[Measured]) -> str:
 
 
 def _verdict(sweep: Sweep, measures: Sequence[Measured]) -> Conclusion:
-    """The setting with the greatest gain that is shown, else with the greatest of all. A gain is
-    shown after Holm's correction for the number of settings.
+    """The setting with the greatest number that decides, of those that show a gain after Holm's
+    correction for the number of settings, else of all. Where no win rate does, gold may.
     """
-    gain, kl = _gain_and_kl(measures)
-    if gain is None or gain.key not in GAINS[:3]:
-        return best_of(_picture(sweep, measures)[0])
+    picture, _ = _picture(sweep, measures)
+    by_key = {one.key: one for one in measures}
+    key = picture.id.removeprefix("by-")
+    if key not in SAYS:
+        return best_of(picture)
+    kl = by_key.get("kl")
+    options = by_key[key], by_key.get("gold", by_key[key])
+    gain = next((one for one in options if one.gaining()), by_key[key])
     means = {place: mean for place in range(len(gain.values)) if (mean := gain.mean(place))}
     shown = gain.gaining()
     clear = any(map(has_interval, means.values()))
@@ -199,7 +204,7 @@ def _verdict(sweep: Sweep, measures: Sequence[Measured]) -> Conclusion:
         sentences.append(SAYS["largest"].format(count=len(means)))
     if clear and len(means) > 1:
         sentences.append(SAYS["corrected"].format(count=len(means), shown=len(shown)))
-    headline = SAYS["gained" if shown else "not-gained" if clear else "few-seeds"]
+    headline = SAYS[f"{gain.key}{'' if shown else '-open'}" if clear else "few-seeds"]
     return Conclusion("open", headline.format(setting=title, gain=mean), sentences)
 
 
