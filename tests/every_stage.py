@@ -309,7 +309,7 @@ def everything(run: Path) -> dict[str, str]:
 
 
 def _digest_of(path: Path, run: Path) -> str:
-    shows_times = path.suffix in (".html", ".svg") or path.name == "trace.json"
+    shows_times = path.suffix in (".html", ".svg", ".png") or path.name == "trace.json"
     if path.is_dir() or shows_times or path.parent.name == ENGINE:
         return ""
     text = path.read_bytes()

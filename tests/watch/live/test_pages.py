@@ -278,6 +278,66 @@ def test_seeds_are_drawn_as_their_mean_with_the_interval_of_stats(tmp_path, brow
         assert drawn == pytest.approx([told.value, told.low, told.high], rel=1e-9)
 
 
+def test_seeds_together_are_a_row_with_their_mean_and_their_links(tmp_path, browser):
+    write_runs(tmp_path, 2 * SEEDS + 1, 20)
+    for seed, share in enumerate((0.50, 0.52, 0.54, 0.56, 0.58)):
+        place = tmp_path / f"sweep/run-{seed}/ppo/summary.json"
+        rate = {"value": share, "low": share - 0.1, "high": share + 0.1, "count": 256}
+        place.write_text(json.dumps({"gold_win_rate": rate}))
+    with served(tmp_path) as (_, address):
+        page = enter(browser, address, viewport={"width": 390, "height": 800})
+        problems = listened(page)
+        page.wait_for_selector("tbody .state.open >> nth=10")
+        assert page.locator("tbody tr:visible").count() == 2 * SEEDS + 1
+        page.check("#together")
+        page.wait_for_selector("tbody tr:visible >> text=5 runs >> nth=1")
+        assert page.locator("tbody tr:visible").count() == 3, "two groups, and a run alone"
+        group = page.locator("tbody tr:visible", has_text="seed 4").filter(has_text="54.0%")
+        # s = √10 points, and Student's t of 4 degrees of freedom is 2.776: 2.776 √(10 / 5) = 3.93
+        assert " ".join(group.locator("td >> nth=4").inner_text().split()) == "54.0% [50.1%, 57.9%]"
+        assert group.locator("td >> nth=3").inner_text() == "5 undecided"
+        assert group.locator("td >> nth=1").inner_text() == "ended"
+        links = group.locator("a")
+        assert links.all_inner_texts() == [f"seed {seed}" for seed in range(5)]
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+        page.fill("#filter", "seed=1")
+        page.wait_for_function("document.querySelectorAll('tbody tr:not([hidden])').length === 2")
+        page.fill("#filter", "")
+        page.uncheck("#together")
+        page.wait_for_function("document.querySelectorAll('tbody tr:not([hidden])').length === 11")
+        assert page.locator("tbody tr").count() == 2 * SEEDS + 1
+        page.check("#together")
+        links.first.click()
+        page.wait_for_url("**/run/*")
+        assert problems == []
+
+
+def test_a_going_run_is_grouped_by_the_settings_that_it_has(tmp_path, browser):
+    """Not with one of two groups that both agree with it, and an ended run with no other kind."""
+    lines(tmp_path / "one" / "metrics.jsonl", [{"step": 1, METRIC: 1.0}])
+    for name in ("config.json", "manifest.json"):
+        (tmp_path / "one" / name).write_text("{}")
+    group = """(runs) => groupsOf(runs.map(([ended, settings]) =>
+      ({ path: "p", combination: [], ended, settings: new Map(Object.entries(settings)) })))"""
+    short, whole = {"sft.epochs": "1"}, {"sft.epochs": "1", "ppo.kl": "2"}
+    going = [False, {**short, "seed": "2"}]
+    with served(tmp_path) as (_, address):
+        page = enter(browser, address)
+        page.wait_for_selector("tbody a")
+        first = [True, {**whole, "seed": "0"}]
+        second = [True, {**whole, "seed": "1"}]
+        further = [False, {**short, "reward.epochs": "3", "seed": "3"}]
+        names = page.evaluate(group, [first, going, second])
+        assert len(set(names)) == 1
+        assert len(set(page.evaluate(group, [first, going, [True, {**whole, "ppo.kl": "3"}]]))) == 3
+        assert len(set(page.evaluate(group, [first, going, further]))) == 3
+        assert len(set(page.evaluate(group, [first, [True, short]]))) == 2
+        assert len(set(page.evaluate(group, [first, going, [True, short]]))) == 2
+        assert len(set(page.evaluate(group, [first, [False, {}]]))) == 2
+        more = [True, {**whole, "reward.epochs": "3"}]
+        assert len(set(page.evaluate(group, [more, going, further]))) == 1
+
+
 def test_curves_are_smoothed_and_axes_logarithmic_by_hand(tmp_path, browser):
     lines(
         tmp_path / "one" / "metrics.jsonl",

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import xml.etree.ElementTree as ElementTree
 from itertools import combinations
 from pathlib import Path
@@ -14,9 +15,10 @@ from tests.watch.report.test_report import HOSTILE, Page
 
 from tether.cli.tools.doctor_run import examine_run
 from tether.watch import report
+from tether.watch.live.board import Board
 from tether.watch.monitoring.doctor import Finding
 from tether.watch.report.duel import write_duel
-from tether.watch.report.narrative import conclusion
+from tether.watch.report.narrative import brief, conclusion
 from tether.watch.report.numbers import SENTENCES, bracketed, percent
 from tether.watch.report.overlay import write_overlay
 from tether.watch.report.page import write_report
@@ -24,6 +26,8 @@ from tether.watch.report.picture import WIDTH, picture_lines, rods
 from tether.watch.report.plotting import PALETTE
 from tether.watch.report.reading import read_journey
 from tether.watch.report.rollouts import three_answers
+from tether.watch.report.sweep import sweep_brief
+from tether.watch.report.sweeps import read_sweep
 
 RATES = {"best": (0.57, 0.51, 0.63), "one": (0.71, 0.65, 0.77), "length": (0.63, 0.55, 0.7)}
 LONG = "longer than reward.max_length = 512 tokens; 1024 would keep it"
@@ -140,13 +144,15 @@ def test_colours_of_the_picture_are_those_of_the_page():
     assert of_picture < of_page
 
 
-def test_without_a_font_there_is_no_png(run, monkeypatch):
+def test_without_a_font_there_is_no_png_and_a_line_names_it(run, monkeypatch, caplog):
     monkeypatch.setattr(
-        "tether.watch.report.page.svg_to_bytes",
+        "tether.watch.report.frame.svg_to_bytes",
         lambda svg, **_: b"the same without letters",
     )
     write_report(run)
     assert (run / "report.svg").is_file() and not (run / "report.png").exists()
+    (line,) = caplog.messages
+    assert str(run / "report.png") in line and "no font" in line
 
 
 @pytest.mark.parametrize(
@@ -166,6 +172,76 @@ def test_without_a_win_rate_the_gain_decides_beside_0(tmp_path, synthetic, summa
     found = rods(read_journey(tmp_path / "ppo"))
     assert found is not None and found.even == even and name in found.title
     assert found.numbers[0][1].value == 0.2
+
+
+def measured(key, rate, **more):
+    """What a training's own held-out measurement writes, with its control of decoding."""
+    ends = {"before": 0.2, "after": 0.5, "gain": 0.3}
+    moved = {name: estimate(value, value - 0.1, value + 0.1) for name, value in ends.items()}
+    moved["win_rate"] = estimate(0.71, 0.65, 0.77)
+    over = {**estimate(0.1, -0.1, 0.3), "win_rate": estimate(rate, rate - 0.04, rate + 0.04)}
+    temperatures = {"policy_temperature": 0.5, "temperature": 0.0}
+    control = {"by_temperature": {"1": moved}, "over_best_decoding": {**over, **temperatures}}
+    return {"num_prompts": 150, key: moved, "verdict": "better", **control, **more}
+
+
+JUDGED_IN_TRAINING = [
+    ("heldout", "score", "", "Reward +0.300 [+0.200, +0.400]: it rose", "the training's own reward on held-out prompts"),
+    ("heldout", "correct", "58.0% [54.0%, 62.0%]", "Wins 58.0% [54.0%, 62.0%], each at", "whether answers are right"),
+    ("test", "score", "58.0% [54.0%, 62.0%]", "Wins 58.0% [54.0%, 62.0%], each at", "the test model"),
+    ("gold", "score", "58.0% [54.0%, 62.0%]", "Wins 58.0% [54.0%, 62.0%], each at", "mine.py:f"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("block", "key", "rate", "headline", "judge"), JUDGED_IN_TRAINING)
+def test_picture_headline_and_dashboard_have_one_judge(tmp_path, block, key, rate, headline, judge):
+    """A training's own reward on answers that it does not check decides no wins."""
+    settings = {"evaluate": {"judge": "test"}} if block == "test" else {}
+    write(tmp_path / "ppo" / "config.json", {"ppo": settings, "model": {}, "seed": 0})
+    write(tmp_path / "ppo" / "manifest.json", {"judge": {"name": judge}} if block == "gold" else {})
+    write(tmp_path / "ppo" / "summary.json", {block: measured(key, 0.58)})
+    write_lines(tmp_path / "ppo" / "metrics.jsonl", [{"step": 1, "reward/proxy": 1.0}])
+    journey = read_journey(tmp_path / "ppo")
+    verdict = brief(journey)
+    assert verdict.headline.startswith(headline) and verdict.headline.endswith(
+        f", judged by {judge}.",
+    )
+    shown = rods(journey)
+    if rate:
+        assert shown.title == f"Wins against the start model's answers, judged by {judge}"
+        assert bracketed(shown.numbers[0].value, percent) == rate
+        assert "best temperature" in verdict.sentences[1]
+    else:
+        assert shown.title == "Change of the held-out reward" and len(shown.numbers) == 1
+        assert len(verdict.sentences) == 1, "no control by a reward that does not check"
+    page = Page(write_report(tmp_path / "ppo")).text
+    assert "judged by gold" not in page and "What decoding alone gives" in page
+    assert ("the training's own reward judges" in page) == (not rate)
+    board = Board(tmp_path)
+    for _ in range(2):
+        board.look()
+    (run,) = board.runs.values()
+    assert run.about["verdict"]["rate"] == rate
+
+
+def test_a_control_by_the_reward_is_none_of_a_judge_that_measured_none(tmp_path):
+    """[evaluate] compared answers at one temperature; the training's own control is of its reward."""
+    write_lines(tmp_path / "ppo" / "metrics.jsonl", [{"step": 1, "reward/proxy": 1.0}])
+    write(tmp_path / "ppo" / "summary.json", {"heldout": measured("correct", 0.9)})
+    policy = {"gold_win_rate": estimate(0.5, 0.4, 0.6), "gold_gain": estimate(0.0, -0.1, 0.1)}
+    write(tmp_path / "evaluate" / "summary.json", {"policies": {"ppo": policy}})
+    write(tmp_path / "evaluate" / "config.json", {"evaluate": {}})
+    journey = read_journey(tmp_path)
+    assert conclusion(journey).headline.startswith("Wins 50.0% [40.0%, 60.0%], both at one")
+    assert [rod.name for rod in rods(journey).numbers] == ["both at one temperature"]
+
+
+def test_a_judge_of_the_training_gives_its_intervals_without_a_control(tmp_path):
+    write_lines(tmp_path / "ppo" / "metrics.jsonl", [{"step": 1, "gold/score": 0.2}])
+    block = {key: value for key, value in measured("score", 0.5).items() if key == "score"}
+    write(tmp_path / "ppo" / "summary.json", {"gold": block})
+    headline = conclusion(read_journey(tmp_path / "ppo")).headline
+    assert headline.startswith("Wins 71.0% [65.0%, 77.0%], both at one temperature: better")
 
 
 def test_rows_that_do_not_train_are_a_doubt_and_a_finding(run, synthetic):
@@ -247,6 +323,72 @@ def test_a_sweep_that_nothing_judged_begins_with_its_losses_the_least_as_the_bes
     assert "Best: sft.schedule = b, 1.50." in page.text
 
 
+OPEN = ", each at its best temperature: not shown to be better than the start model"
+WON = ", each at its best temperature: better than the start model"
+ROSE = ": a higher score; more wins are not shown"
+LEVEL = (0.0, -0.1, 0.1)
+RATES_OF_SWEEPS = [
+    # all win rates hold one half, and the mean score rises in one setting
+    ((0.55, 0.52), (0.1, 0.05, 0.15), f"With {KEY} = 0, mean score +0.100 [+0.050, +0.150]{ROSE}", "higher"),
+    ((0.55, 0.52), (0.1, -0.05, 0.25), f"Most wins with {KEY} = 0, 55.0% [45.0%, 65.0%]{OPEN}", "undecided"),
+    # a shown win rate decides, whatever the mean score does
+    ((0.55, 0.75), (0.1, 0.05, 0.15), f"With {KEY} = 0.01, wins 75.0% [65.0%, 85.0%]{WON}", "better"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rates", "first", "headline", "word"), RATES_OF_SWEEPS)
+def test_a_sweep_is_judged_by_the_number_of_its_picture(tmp_path, rates, first, headline, word):
+    keys = {KEY: BETAS[:2], "seed": (0,)}
+    run = write_sweep(tmp_path / "run", keys)
+    for beta, share, gain in zip(keys[KEY], rates, (first, LEVEL), strict=True):
+        won = {"win_rate": estimate(share, share - 0.1, share + 0.1), **estimate(*gain)}
+        policy = {"over_best_decoding": won, "gold_gain": estimate(*gain)}
+        place = run / f"sweep/{KEY}={beta},seed=0/evaluate/summary.json"
+        write(place, {"policies": {"ppo": policy}})
+    verdict = sweep_brief(read_sweep(run)).verdict
+    assert verdict.headline == headline
+    page = Page(write_report(run))
+    assert verdict.headline in page.text and next(iter(page.charts)) == "by-rate-at-best"
+    board = Board(tmp_path)
+    for _ in range(2):
+        board.look()
+    own = next(one for one in board.runs.values() if one.name == "run")
+    assert own.about["verdict"]["headline"] == verdict.headline
+    assert own.about["verdict"]["word"] == word
+    # a sweep over seeds has no stage in its own folder
+    shutil.rmtree(run / "sft")
+    board = Board(tmp_path)
+    for _ in range(2):
+        board.look()
+    own = next(one for one in board.runs.values() if one.name == "run")
+    assert own.about["verdict"]["headline"] == verdict.headline
+
+
+def drawn(path):
+    """The texts of a picture, which has a PNG of its own size."""
+    root = ElementTree.parse(path).getroot()
+    pixels = Image.open(path.with_suffix(".png"))
+    assert pixels.size == tuple(2 * int(root.attrib[side]) for side in ("width", "height"))
+    return {"".join(text.itertext()) for text in root.iter(f"{SVG}text")}
+
+
+def test_every_page_has_its_picture_as_files(run, tmp_path, synthetic):
+    sweep = write_sweep(tmp_path / "sweep", {KEY: BETAS[:3], "seed": (0,)})
+    write_report(sweep)
+    assert {"Win rate, best against best", "KL, nats", "0.05", "60.0%", KEY} <= drawn(
+        sweep / "report.svg",
+    )
+    other = synthetic.write_quickstart(tmp_path / "other", arms=False)
+    write_overlay([run, other])
+    texts = drawn(run / "comparison.svg")
+    assert {"polite", "57.0%", "KL, nats per response"} <= texts
+    assert any("not measured in the same way: other." in text for text in texts)
+    write_duel(tmp_path / "duel.html", duelled(["a", "b"], [(0.6, 0.52, 0.68)]), [])
+    assert {"a against b", "judged by stub", "wins, ties half", "60.0%"} <= drawn(
+        tmp_path / "duel.svg",
+    )
+
+
 def test_runs_side_by_side_begin_with_the_number_that_decides_of_each(run, tmp_path, synthetic):
     """A run whose number is of another kind has no row; colours are those of its curves."""
     folders = [tmp_path / name for name in ("near", "sft", "far")]
@@ -269,12 +411,21 @@ def test_runs_side_by_side_begin_with_the_number_that_decides_of_each(run, tmp_p
     assert [name.split()[0] for name, _ in strokes(page)] == [near, far]
     kinds = [str(a.get("class")) for tag, a, _ in page.charts["first-kl"] if tag == "path"]
     assert [name.split()[0] for name in kinds if " line" in name][-2:] == [near, far]
-    # without the control, the first row says at which temperature it was
+    assert "not measured in the same way: sft." in page.text
+    # a win rate at one temperature is no greater than one of best against best
     synthetic.write(folders[2] / "evaluate" / "summary.json", {"policies": {"ppo": {}}})
     summary = synthetic.ppo_summary(gold_win_rate=synthetic.estimate(0.8, 0.7, 0.9))
     synthetic.write(folders[2] / "ppo" / "summary.json", summary)
-    names = [name for name, _ in told(Page(write_overlay(folders, tmp_path / "page.html")))]
-    assert names == ["near, each at its best temperature", "far, both at one temperature"]
+    page = Page(write_overlay(folders, tmp_path / "page.html"))
+    assert told(page) == [["near", "50.0% [40.0%, 60.0%]"]] and "Best:" not in page.text
+    assert "not measured in the same way: sft, far." in page.text
+    # nor is one by another judge
+    best = {**synthetic.estimate(0.2, 0.1, 0.3), "win_rate": synthetic.estimate(0.9, 0.8, 1.0)}
+    policy = {"over_best_decoding": best, "gold_gain": 1.0}
+    synthetic.write(folders[2] / "evaluate" / "summary.json", {"policies": {"ppo": policy}})
+    synthetic.write(folders[2] / "evaluate" / "manifest.json", {"judge": {"name": "mine.py:f"}})
+    page = Page(write_overlay(folders, tmp_path / "page.html"))
+    assert [name for name, _ in told(page)] == ["near"]
 
 
 def duelled(models, rates, standings=()):

@@ -267,13 +267,13 @@ def test_the_tax_is_in_points_and_per_nat_over_seeds(tmp_path):
 @pytest.mark.parametrize(
     ("gains", "headline", "names"),
     [
-        ({0.0: (0.5, 0.1, 0.9), 0.05: (0.3, 0.31, 0.32)}, "A rise of the mean score is shown, the greatest shown at", "0.05"),
-        ({0.0: (0.5, -0.1, 0.9), 0.05: (0.3, -0.3, 0.1)}, "No setting is shown to raise the mean score", "0"),
-        ({0.0: (0.5, 0.51, 0.52), 0.05: (0.3, 0.31, 0.32)}, "A rise of the mean score is shown, the greatest shown at", "0"),
+        ({0.0: (0.5, 0.1, 0.9), 0.05: (0.3, 0.31, 0.32)}, "a higher score; more wins are not shown", "0.05"),
+        ({0.0: (0.5, -0.1, 0.9), 0.05: (0.3, -0.3, 0.1)}, "not shown to be better than the start model", "0"),
+        ({0.0: (0.5, 0.51, 0.52), 0.05: (0.3, 0.31, 0.32)}, "a higher score; more wins are not shown", "0"),
         # t = 4.95 with 2 degrees of freedom: above 4.30 (5%), below 6.21 (5% shared by two)
-        ({0.0: (0.65, 1.0, 1.35), 0.05: (-0.3, 0.0, 0.3)}, "No setting is shown to raise the mean score", "0"),
+        ({0.0: (0.65, 1.0, 1.35), 0.05: (-0.3, 0.0, 0.3)}, "not shown to be better than the start model", "0"),
         # the other setting is clear of 0 at 6.21, so this one is compared with 4.30 (Holm)
-        ({0.0: (0.65, 1.0, 1.35), 0.05: (0.3, 0.31, 0.32)}, "A rise of the mean score is shown, the greatest shown at", "0"),
+        ({0.0: (0.65, 1.0, 1.35), 0.05: (0.3, 0.31, 0.32)}, "a higher score; more wins are not shown", "0"),
     ],
 )  # fmt: skip
 def test_the_verdict_names_the_greatest_gain_that_is_shown(tmp_path, gains, headline, names):
@@ -283,11 +283,13 @@ def test_the_verdict_names_the_greatest_gain_that_is_shown(tmp_path, gains, head
     run = write_sweep(tmp_path / "run", {KEY: (0.0, 0.05), "seed": (0, 1, 2)})
     for beta, own in gains.items():
         for seed, gain in enumerate(own):
-            path = run / f"sweep/{KEY}={beta},seed={seed}/ppo/summary.json"
-            write(path, ppo_summary(kl=4.0 + seed, gold_gain=estimate(gain, gain - 1, gain + 1)))
+            path = run / f"sweep/{KEY}={beta},seed={seed}"
+            write(path / "evaluate" / "summary.json", {})  # no win rate, which would decide
+            gold = {"gold_gain": estimate(gain, gain - 1, gain + 1), "gold_win_rate": None}
+            write(path / "ppo" / "summary.json", ppo_summary(kl=4.0 + seed, **gold))
     text = html.unescape(write_report(run).read_text())
     verdict = text[text.index('id="at-verdict"') : text.index('id="at-setting"')]
-    assert headline in verdict and f"{KEY} = {names}: gold gain" in verdict
+    assert f": {headline}" in verdict and f"{KEY} = {names}: gold gain" in verdict
     shown = over_seeds_and_prompts(run, float(names), gains[float(names)])
     assert bracketed(shown, signed) in verdict
     assert students([4.0, 5.0, 6.0]).replace("+", "") in verdict  # KL, over each run's own prompts
@@ -331,7 +333,7 @@ def test_of_two_seeds_the_verdict_is_that_nothing_can_be_told(tmp_path):
         verdict = text[text.index('id="at-verdict"') : text.index('id="at-setting"')]
         told = len(seeds) == 3
         assert ("cannot be told: 3 seeds are needed" in verdict) == (not told)
-        assert ("A rise of the mean score is shown" in verdict) == told
+        assert ("a higher score; more wins are not shown" in verdict) == told
         assert ("correction for 2 comparisons" in verdict) == told
         brief = sweep_brief(read_sweep(run))
         assert brief.verdict.headline in verdict

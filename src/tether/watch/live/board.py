@@ -25,6 +25,8 @@ from tether.watch.report.narrative import HEADLINES, conclusion, loop_conclusion
 from tether.watch.report.numbers import bracketed, percent
 from tether.watch.report.page import write_report
 from tether.watch.report.reading import SubRun, printable, read_journey, read_loop
+from tether.watch.report.sweep import sweep_brief
+from tether.watch.report.sweeps import read_sweep
 
 LOOK_EVERY = 1.0
 FIND_EVERY = 5
@@ -236,7 +238,7 @@ Look = Callable[[int], tuple[int, "Json | None"]]
 NOTES = ".dashboard.json"
 """The file with a run's tags and note: the only one in its folder that is the dashboard's."""
 LONGEST = {"tags": 400, "note": 2000}
-RECORDS = ("*", "*/*.json*", "round-*/*/*.json*")
+RECORDS = ("*", "*/*.json*", "round-*/*/*.json*", "sweep/*", "sweep/*/*", "sweep/*/*/*.json*")
 MOST_READ = 256 << 20
 """Bytes of a run's records: a verdict and a page read them at once."""
 
@@ -280,10 +282,14 @@ def run_verdict(run: FollowedRun) -> Json:
     """Tone, headline and short word of a run's report, and the win rate that decides; empty while it
     goes on.
     """
-    if run.condition is Condition.RUNNING or not run.stages:
+    begun = run.stages or (run.folder / SWEEP).is_file()
+    if run.condition is Condition.RUNNING or not begun:
         return {}
     check_records(run.folder)
-    if (loop := read_loop(run.folder)) is not None:
+    policy = SubRun("")
+    if (sweep := read_sweep(run.folder)) is not None:
+        whole = sweep_brief(sweep).verdict
+    elif (loop := read_loop(run.folder)) is not None:
         whole = loop_conclusion(loop)
         policy = SubRun("", summary=loop.rounds[-1])
     else:
@@ -292,8 +298,8 @@ def run_verdict(run: FollowedRun) -> Json:
         policy = journey.judged
     rate = rate_at_best(policy) or policy.summary.get("gold_win_rate")
     end = whole.headline.rpartition(": ")[2].lower()
-    begun = {text.partition("{")[0].lower(): key for key, (_, text) in HEADLINES.items()}
-    word = next((key for text, key in begun.items() if end.startswith(text)), end)
+    words = {text.partition("{")[0].lower(): key for key, (_, text) in HEADLINES.items()}
+    word = next((key for text, key in words.items() if end.startswith(text)), end)
     return {
         "tone": whole.tone,
         "headline": whole.headline,

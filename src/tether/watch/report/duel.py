@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tether.core.types import Comparison, Facts
 from tether.stats import side
-from tether.watch.report.frame import HERE, fill_template, write_page
+from tether.watch.report.frame import write_page
 from tether.watch.report.narrative import Conclusion
 from tether.watch.report.numbers import SENTENCES, bracketed, decimal, percent, signed
 from tether.watch.report.picture import Rods, deciding
@@ -117,7 +117,7 @@ def fact_rows(figures: Facts) -> Iterator[tuple[str, str]]:
 
 def write_duel(output: Path, figures: Facts, rows: Sequence[Comparison]) -> None:
     """Write one HTML page, which needs no network: figures, and some pairs of answers of each
-    verdict.
+    verdict; its picture goes beside it.
     """
     contests = figures["contests"]
     shown = max(2, SHOWN // len(contests))
@@ -137,17 +137,17 @@ def write_duel(output: Path, figures: Facts, rows: Sequence[Comparison]) -> None
             ]
             if pairs:
                 groups.append((title.format(**contest), pairs[:shown]))
-    page = fill_template(
-        HERE / "duel.html",
-        figures["judge"],
+    write_page(
+        output,
+        "duel.html",
+        " against ".join(figures["models"]),
         {"picture": duel_rods(figures).plots()},
         [],
         verdict=duel_verdict(figures),
-        title=" against ".join(figures["models"]),
+        title=f"judged by {figures['judge']}",
         about=[("judge", [figures["judge"]]), ("prompts", [f"{figures['num_prompts']:,}"])],
         places=(PLACES, place_rows(figures)),
         results=result_table(figures),
         facts=(("what", "number"), list(fact_rows(figures))),
         groups=groups,
     )
-    write_page(output, page)

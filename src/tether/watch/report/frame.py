@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
+from resvg_py import svg_to_bytes
 
 from tether.core.errors import RunError
 from tether.core.keeping import write_whole
@@ -23,7 +25,9 @@ from tether.watch.report.plotting import SIZE, Plot
 from tether.watch.report.reading import finite, mapping, printable
 from tether.watch.report.rollouts import gold_change
 
+_LOG = logging.getLogger(__name__)
 HERE = Path(__file__).resolve().parent
+LETTER = '<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"><text y="9">a</text></svg>'
 Figures = Mapping[str, Sequence[Plot]]
 """By section, in the page's order; an empty list leaves its section out."""
 SCRIPTS = ("rollouts.js", "page.js")
@@ -134,9 +138,27 @@ def _templates(folder: Path) -> Environment:
     return environment
 
 
-def write_page(output: Path, page: str) -> Path:
-    """Write a page as a whole, and give its path."""
-    write_whole(output, page.encode("utf-8", "replace"))
+def write_page(
+    output: Path,
+    template: str,
+    name: str,
+    drawn: Figures,
+    notes: Sequence[str],
+    scripts: Sequence[str] = SCRIPTS,
+    **values: object,
+) -> Path:
+    """Write a page of this room, and give its path. Beside it go its headline and the charts of
+    `picture`, for a README, a message or a talk: as SVG, and as PNG where the machine has a font.
+    """
+    text = ""
+    for one, path in ((template, output), ("picture.svg", output.with_suffix(".svg"))):
+        text = fill_template(HERE / one, name, drawn, notes, scripts, **values)
+        write_whole(path, text.encode("utf-8", "replace"))
+    image = output.with_suffix(".png")
+    if svg_to_bytes(LETTER) != svg_to_bytes(LETTER.replace("a", "")):
+        write_whole(image, svg_to_bytes(text, zoom=2))
+    else:
+        _LOG.warning("%s is not written, since this machine has no font. Install one.", image)
     return output
 
 

@@ -79,18 +79,15 @@ class Conclusion:
 
 
 def control_of(summary: Facts) -> Facts:
-    """Part of a policy's summary on decoding, judged by gold, a test model or a checked reward;
-    empty without a control.
+    """Part of a policy's summary on decoding, from the judge of its answers: a reward that does not
+    check them judges none. Empty without such a control.
     """
     if "over_best_decoding" in summary:
-        best_of_n = mapping(summary, "gold").get("best_of_n")
-        return {
-            **summary,
-            "by_temperature": mapping(summary, "gold_by_temperature"),
-            "best_of_n": best_of_n,
-        }
-    blocks = [mapping(summary, name) for name in ("gold", "test", "heldout")]
-    return next((block for block in blocks if "over_best_decoding" in block), {})
+        temperatures = {"by_temperature": mapping(summary, "gold_by_temperature")}
+        return {**mapping(summary, "gold"), **summary, **temperatures}
+    block = mapping(summary, "heldout")
+    checked = "correct" in block and "over_best_decoding" in block
+    return block if checked and "gold_gain" not in summary else {}
 
 
 def rate_at_best(policy: SubRun) -> Estimate | None:
@@ -139,9 +136,9 @@ def conclusion(journey: Journey) -> Conclusion:
     control = control_of(policy.summary)
     warnings = []
     judge = judge_of(journey)
-    (tone, headline), believed = _opening(journey, policy, gain, judge)
+    tone, headline = _opening(journey, policy, gain, judge)
     sentences = page_sentences(journey, policy, judge)
-    if control and believed:
+    if control:
         tone, headline = _verdict(None, None, control)
         sentences += control_sentences(control)
     elif headline.endswith(f"{AT_ONE}: {HEADLINES['better'][1]}"):
@@ -189,22 +186,20 @@ def _opening(
     policy: SubRun,
     gain: Estimate | None,
     judge: Judge,
-) -> tuple[tuple[str, str], bool]:
-    """Tone and headline, and whether a control may replace them: the own reward alone cannot
-    judge.
-    """
+) -> tuple[str, str]:
+    """Tone and headline without a control."""
     rate = policy.estimate("gold_win_rate")
     heldout = heldout_gain(policy)
     if rate or gain:
-        return _verdict(rate, gain), True
+        return _verdict(rate, gain)
     moved = heldout.gain if heldout else proxy_gain(policy)
     if heldout and heldout.checked:  # right answers win against wrong ones
-        return _verdict(moved, None, even=0), True
+        return _verdict(moved, None, even=0)
     words = " ".join(filter(None, ("Reward", bracketed(moved, signed))))
     words = f"{words}: {REWARDED[side(moved, 0)]}"
     if journey.asked_for_gold:
         words = f"Not judged by {judge}"
-    return ("open", words), heldout is None
+    return "open", words
 
 
 def page_sentences(journey: Journey, policy: SubRun, judge: Judge) -> list[str]:
@@ -433,7 +428,7 @@ def brief(journey: Journey, how: str = "") -> Conclusion:
         sentences = [sentence for sentence in whole.sentences if sentence not in advised]
         return replace(whole, sentences=[*sentences, line])
     judge = judge_of(journey)
-    headline = WORDS["result"].format(headline=whole.headline, judge=_judge(judge, policy))
+    headline = WORDS["result"].format(headline=whole.headline, judge=judge_in_words(journey))
     if measured := measured_sentence(journey, policy, judge):
         sentences = [measured, *control_sentences(control_of(policy.summary))[:1]]
     else:
@@ -442,7 +437,10 @@ def brief(journey: Journey, how: str = "") -> Conclusion:
     return Conclusion(whole.tone, headline, [*filter(None, sentences)], [*filter(None, warnings)])
 
 
-def _judge(judge: Judge, policy: SubRun) -> str:
+def judge_in_words(journey: Journey) -> str:
+    """The judge of the numbers that decide."""
+    policy = journey.judged
+    judge = judge_of(journey)
     if gold_gain(policy) or policy.estimate("gold_win_rate"):
         if judge.is_reward:
             return WORDS["own-judge"].format(name=judge.name)

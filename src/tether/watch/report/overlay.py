@@ -14,7 +14,7 @@ from tether.core.errors import ConfigError
 from tether.core.types import Facts, Json
 from tether.watch.report import about
 from tether.watch.report.figures import charts
-from tether.watch.report.frame import HERE, fill_template, page_path, write_page
+from tether.watch.report.frame import page_path, write_page
 from tether.watch.report.measures import numbers_of, side_by_side
 from tether.watch.report.narrative import Conclusion, conclusion, loop_conclusion
 from tether.watch.report.numbers import HeadAndRows, bracketed, percent
@@ -64,8 +64,9 @@ def write_overlay(folders: Sequence[Path], output: Path | None = None) -> Path:
     runs = {run.name: run.journey for run in laid}
     numbers = rods_of_runs(runs)
     judge = about.judge_of_all(runs.values())
-    page = fill_template(
-        HERE / "overlay.html",
+    return write_page(
+        output,
+        "overlay.html",
         " · ".join(run.name for run in laid),
         {"picture": [*numbers.plots(), *multiples(runs)], **_figures(laid)},
         [*_notes(laid)],
@@ -74,7 +75,6 @@ def write_overlay(folders: Sequence[Path], output: Path | None = None) -> Path:
         verdicts=side_by_side([_row(run, judge) for run in laid]),
         differences=_differences(laid),
     )
-    return write_page(output, page)
 
 
 def told_apart(folders: Sequence[Path]) -> list[str]:

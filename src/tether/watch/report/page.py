@@ -9,9 +9,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from resvg_py import svg_to_bytes
-
-from tether.core.keeping import write_whole
 from tether.core.types import Row
 from tether.watch.report import about, reading, tiles
 from tether.watch.report.evaluators import COLUMNS, evaluator_curves, evaluator_rows
@@ -26,7 +23,7 @@ from tether.watch.report.figures import (
     timeline_figures,
     write_trace,
 )
-from tether.watch.report.frame import HERE, Figures, fill_template, page_path, write_page
+from tether.watch.report.frame import Figures, page_path, write_page
 from tether.watch.report.gains import Part, gold_parts
 from tether.watch.report.measures import arm_table
 from tether.watch.report.narrative import conclusion, control_of, loop_conclusion
@@ -48,17 +45,15 @@ from tether.watch.report.rollouts import (
     three_answers,
     training_samples,
 )
-from tether.watch.report.sweep import STAGES_PAGE, TAX_COLUMNS, sweep_page, tax_rows
+from tether.watch.report.sweep import STAGES_PAGE, TAX_COLUMNS, tax_rows, write_sweep
 from tether.watch.report.sweeps import read_sweep
-
-LETTER = '<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"><text y="9">a</text></svg>'
 
 
 def write_report(run: Path, output: Path | None = None) -> Path:
     """Write one HTML page about a run directory, whatever tether left in it, and give its path.
 
     The page needs no network and its policy forbids it; `output` defaults to `report.html` in the
-    run. Beside the page go its picture (`report.svg`, `report.png`), and a trace for ui.perfetto.dev
+    run. Beside each page go its picture (`report.svg`, `report.png`), and a trace for ui.perfetto.dev
     (`trace.json`, beside another page than the default one `NAME.trace.json`) where a stage has
     measured its phases. Of a stage's folder
     in a run that a command began, it is the run's page that is written. Of a sweep it is the page
@@ -74,39 +69,17 @@ def write_report(run: Path, output: Path | None = None) -> Path:
     if (sweep := read_sweep(run)) is not None:
         if output.parent == run and started_stages(run):
             _write_run(run, run / STAGES_PAGE)
-        return write_page(output, sweep_page(sweep))
+        return write_sweep(sweep, output)
     return _write_run(run, output)
 
 
 def _write_run(run: Path, output: Path) -> Path:
-    rounds = read_loop(run)
-    if rounds is None:
-        journey = read_journey(run)
-        page = _journey_page(journey, run)
-        _write_picture(journey, output.with_suffix(".svg"))
-        name = "trace.json" if output.parent == run else f"{output.stem}.trace.json"
-        write_trace(journey, output.with_name(name))
-    else:
-        page = _loop_page(rounds)
-    return write_page(output, page)
-
-
-def _write_picture(journey: Journey, output: Path) -> None:
-    """The picture of the page as files of its own, for a README, a message or a talk: as SVG, and
-    as PNG where the machine has a font.
-    """
-    svg = fill_template(
-        HERE / "picture.svg",
-        journey.own.name,
-        {"picture": picture(journey)},
-        [],
-        title=about.title(journey),
-        price=about.price(journey.own, journey.stages),
-        verdict=conclusion(journey),
-    )
-    write_page(output, svg)
-    if svg_to_bytes(LETTER) != svg_to_bytes(LETTER.replace("a", "")):
-        write_whole(output.with_suffix(".png"), svg_to_bytes(svg, zoom=2))
+    if (rounds := read_loop(run)) is not None:
+        return _write_loop(rounds, output)
+    journey = read_journey(run)
+    name = "trace.json" if output.parent == run else f"{output.stem}.trace.json"
+    write_trace(journey, output.with_name(name))
+    return _write_journey(journey, run, output)
 
 
 def whole_run(folder: Path) -> Path:
@@ -118,7 +91,7 @@ def whole_run(folder: Path) -> Path:
     )
 
 
-def _journey_page(journey: Journey, run: Path) -> str:
+def _write_journey(journey: Journey, run: Path, output: Path) -> Path:
     policy = journey.judged
     parts = gold_parts(policy, journey.answers)
     control = control_of(policy.summary)
@@ -126,12 +99,14 @@ def _journey_page(journey: Journey, run: Path) -> str:
     groups_text, groups = answer_groups(journey.answers, judge.label)
     drawn = _figures(journey, parts, judge)
     blocks = _blocks(journey)
-    decoded = (tiles.CONTROL_COLUMNS, tiles.control_rows(control))
+    own = reading.mapping(policy.summary, "heldout")
+    decoded = (tiles.CONTROL_COLUMNS, tiles.control_rows(control or own))
     supervised = list(_supervised(journey))
     measured = [(stage, rows) for stage in journey.stages if (rows := evaluator_rows(stage))]
     rollouts = packed_rollouts(journey.stages)
-    return fill_template(
-        HERE / "page.html",
+    return write_page(
+        output,
+        "page.html",
         journey.own.name,
         drawn,
         journey.notes,
@@ -144,6 +119,7 @@ def _journey_page(journey: Journey, run: Path) -> str:
         held_out="" if journey.trained_on else "held-out ",
         gold=about.who_judged(journey, [part.name for part in parts]),
         decoded=decoded,
+        by_reward=not control,
         parts=parts,
         policies=journey.arms,
         supervised=supervised,
@@ -232,11 +208,12 @@ def _figures(journey: Journey, parts: Sequence[Part], judge: about.Judge) -> Fig
     }
 
 
-def _loop_page(rounds: LoopRun) -> str:
-    return fill_template(
-        HERE / "loop.html",
+def _write_loop(rounds: LoopRun, output: Path) -> Path:
+    return write_page(
+        output,
+        "loop.html",
         rounds.name,
-        {"rounds": loop_figures(rounds)},
+        {"picture": loop_figures(rounds)},
         rounds.notes,
         title="Preferences, round by round",
         verdict=loop_conclusion(rounds),

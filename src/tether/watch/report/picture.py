@@ -15,7 +15,7 @@ from tether.watch.report.about import judge_of, judge_of_all
 from tether.watch.report.figures import Rod, charts, rod_figures
 from tether.watch.report.gains import heldout_gain
 from tether.watch.report.measures import BY_KEY
-from tether.watch.report.narrative import Conclusion, control_of
+from tether.watch.report.narrative import Conclusion, control_of, judge_in_words
 from tether.watch.report.numbers import (
     SENTENCES,
     Show,
@@ -45,7 +45,8 @@ class Rods(NamedTuple):
     numbers: Sequence[Rod]
     id: str = "decides"
     of: str = ""
-    """The property in which the rows differ."""
+    note: str = ""
+    """The property in which the rows differ, and a line under the chart."""
 
     @property
     def even(self) -> float | None:
@@ -57,7 +58,7 @@ class Rods(NamedTuple):
         shares = ["x"] if self.show is percent else []
         frame = FRAMES["by-setting" if self.of else "decides"]
         frame = {**frame, "id": self.id, "title": self.title, "y": self.of}
-        frame["percent"] = shares
+        frame |= {"percent": shares, "caption": self.note}
         return rod_figures(frame, self.numbers, self.even, self.show)
 
     def lines(self) -> Iterator[str]:
@@ -143,27 +144,28 @@ def rods(journey: Journey) -> Rods:
         if numbers := deciding(values):
             checked = "heldout" in keys and measured and measured.checked
             title = SAYS["right-answers" if checked else f"{keys[-1]}-title"]
-            return Rods(title.format(judge=judge), BY_KEY[keys[0]].show, numbers)
+            title = title.format(judge=judge, words=judge_in_words(journey))
+            return Rods(title, BY_KEY[keys[0]].show, numbers)
     return NOTHING
 
 
 def rods_of_runs(runs: Mapping[str, Journey]) -> Rods:
-    """The number that decides of each run, of the first one's kind; a colour a run."""
+    """The number that decides of each run, of the first one's kind; the note names the runs that
+    have another. A colour a run.
+    """
     each = {name: rods(journey) for name, journey in runs.items()}
     kind = next((one for one in each.values() if one.numbers), NOTHING)
-    alike = {name: one.numbers[:1] for name, one in each.items() if one.title == kind.title}
-    names = {rod.name for first in alike.values() for rod in first}
-    title = ", ".join((kind.title, *(names if len(names) == 1 else ())))
-    colours = dict(zip(runs, cycle(PALETTE)))
+    title = [kind.title, *(rod.name for rod in kind.numbers[:1])]
     rows = [
-        rod._replace(
-            name=name if rod.name in title else f"{name}, {rod.name}",
-            colour=colours[name],
-        )
-        for name, first in alike.items()
-        for rod in first
+        rod._replace(name=name, colour=colour)
+        for (name, one), colour in zip(each.items(), cycle(PALETTE))
+        for rod in one.numbers[:1]
+        if [one.title, rod.name] == title
     ]
-    return kind._replace(title=title, numbers=rows)
+    drawn = {row.name for row in rows}
+    others = [name for name in runs if name not in drawn]
+    note = SAYS["others"].format(names=", ".join(others)) if others else ""
+    return kind._replace(title=", ".join(title), numbers=rows, note=note)
 
 
 def multiples(runs: Mapping[str, Journey]) -> list[Plot]:

@@ -258,10 +258,23 @@ def judged_stages(stages: Sequence[SubRun]) -> list[SubRun]:
         {},
     )
     whole = [
-        replace(stage, summary={**stage.summary, **mapping(compared, stage.name)})
+        replace(
+            stage,
+            summary={
+                **stage.summary,
+                **(mapping(compared, stage.name) or _judged_in_training(stage.summary)),
+            },
+        )
         for stage in stages
     ]
     return sorted(whole, key=turn)
+
+
+def _judged_in_training(summary: Facts) -> Row:
+    """What a judge beside the reward found in training, under the names of [evaluate] too."""
+    block = mapping(summary, "test") or mapping(summary, "gold")
+    figures = {**block, **mapping(block, "score")}
+    return {**block, **{f"gold_{name}": figures[name] for name in figures}}
 
 
 def answers_in(folder: Path, notes: list[str]) -> list[Row]:

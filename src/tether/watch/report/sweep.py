@@ -9,6 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from tether.stats import Estimate, mean_of_runs
 from tether.watch.report import about
 from tether.watch.report.about import control_lines
 from tether.watch.report.evaluators import by_importance, figure_words, last_figures
-from tether.watch.report.frame import HERE, fill_template
+from tether.watch.report.frame import write_page
 from tether.watch.report.gains import spent_kl
 from tether.watch.report.measures import BY_KEY
 from tether.watch.report.narrative import Conclusion
@@ -77,8 +78,8 @@ def sweep_brief(sweep: Sweep) -> SweepBrief:
     return SweepBrief(_verdict(sweep, measures), lines, columns, rows, _notes(sweep))
 
 
-def sweep_page(sweep: Sweep) -> str:
-    """The text of the page."""
+def write_sweep(sweep: Sweep, output: Path) -> Path:
+    """Write the page, and give its path."""
     measures, judge = _judged(sweep)
     gain, kl = _gain_and_kl(measures)
     start = gain.greatest if gain else 0
@@ -93,8 +94,9 @@ def sweep_page(sweep: Sweep) -> str:
         "frontier": frontier(sweep, gain, kl) if gain and kl else [],
         "settings": [plot for one in rows if one.id not in shown for plot in one.plots()],
     }
-    return fill_template(
-        HERE / "sweep.html",
+    return write_page(
+        output,
+        "sweep.html",
         sweep.path.resolve().name,
         drawn,
         _notes(sweep),
@@ -172,12 +174,17 @@ def _sentence(sweep: Sweep, setting: int, measures: Sequence[Measured]) -> str:
 
 
 def _verdict(sweep: Sweep, measures: Sequence[Measured]) -> Conclusion:
-    """The setting with the greatest gain that is shown, else with the greatest of all. A gain is
-    shown after Holm's correction for the number of settings.
+    """The setting with the greatest number that decides, of those that show a gain after Holm's
+    correction for the number of settings, else of all. Where no win rate does, gold may.
     """
-    gain, kl = _gain_and_kl(measures)
-    if gain is None or gain.key not in GAINS[:3]:
-        return best_of(_picture(sweep, measures)[0])
+    picture, _ = _picture(sweep, measures)
+    by_key = {one.key: one for one in measures}
+    key = picture.id.removeprefix("by-")
+    if key not in SAYS:
+        return best_of(picture)
+    kl = by_key.get("kl")
+    options = by_key[key], by_key.get("gold", by_key[key])
+    gain = next((one for one in options if one.gaining()), by_key[key])
     means = {place: mean for place in range(len(gain.values)) if (mean := gain.mean(place))}
     shown = gain.gaining()
     clear = any(map(has_interval, means.values()))
@@ -197,7 +204,7 @@ def _verdict(sweep: Sweep, measures: Sequence[Measured]) -> Conclusion:
         sentences.append(SAYS["largest"].format(count=len(means)))
     if clear and len(means) > 1:
         sentences.append(SAYS["corrected"].format(count=len(means), shown=len(shown)))
-    headline = SAYS["gained" if shown else "not-gained" if clear else "few-seeds"]
+    headline = SAYS[f"{gain.key}{'' if shown else '-open'}" if clear else "few-seeds"]
     return Conclusion("open", headline.format(setting=title, gain=mean), sentences)
 
 

@@ -227,9 +227,17 @@ class Measured:
         return mean if mean and not mean.reason else None
 
     def gaining(self) -> list[int]:
-        """The settings whose mean lies above 0, with an error of at most 5% in all (`holm`)."""
+        """The settings whose mean lies above no difference, with an error of at most 5% in all
+        (`holm`).
+        """
         places = [place for place, runs in enumerate(self.values) if runs]
-        p_values = holm([p_above_zero(*self._mean(place)) for place in places])
+        even = 0.5 if self.show is percent else 0.0
+        p_values = holm(
+            [
+                p_above_zero(mean._replace(value=mean.value - even, low=mean.low - even), freedom)
+                for mean, freedom in map(self._mean, places)
+            ],
+        )
         return [place for place, p in zip(places, p_values, strict=True) if p < 0.05]
 
     @property

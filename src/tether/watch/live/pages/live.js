@@ -85,10 +85,11 @@
     select.value = MAIN.includes(address.get("metric")) ? address.get("metric") : MAIN[0];
     $("filter").value = address.get("runs") || "";
     $("together").checked = address.has("together");
-    let columns = [];
+    let columns = [], shownColumns = [];
     const said = new Map();  // what there is to say of a run, its settings among it
 
-    const row = (id) => {
+    const groupRows = new Map();  // by what the runs of a row have in common
+    const row = (id, own = rows) => {
       const line = make("tr"), cells = {};
       for (const name of ["run", "state", "step", "verdict", "win rate", "value", "curve", "alarms", "last"]) {
         cells[name] = make("td");
@@ -102,11 +103,62 @@
       holder.append(canvas); cells.curve.className = "curve"; cells.curve.append(holder);
       cells.run.append(swatch, link, tags, note); cells.state.append(state); cells.verdict.append(report); cells["win rate"].append(rate, " ", ends);
       const small = new LineChart(canvas, { bare: true });
-      const made = { line, cells, link, swatch, state, small, report, tags, note, rate, ends, settings: [], place: places++ };
-      const light = (on) => { chart.lit = on ? chart.series.find((one) => one.ids.includes(id)) || null : null; chart.draw(); line.classList.toggle("lit", on); };
+      const made = { line, cells, link, swatch, state, small, report, tags, note, rate, ends, settings: [], place: own === rows ? places++ : 0 };
+      const light = (on) => { chart.lit = on ? chart.series.find((one) => one.ids.includes(made.first || id)) || null : null; chart.draw(); line.classList.toggle("lit", on); };
       line.addEventListener("pointerenter", () => light(true)); line.addEventListener("pointerleave", () => light(false));
       link.addEventListener("focus", () => light(true)); link.addEventListener("blur", () => light(false));
-      rows.set(id, made);
+      own.set(id, made);
+      return made;
+    };
+    // several runs as one row: how many, their links, and the means of what they have
+    const groupRow = (key, ids) => {
+      let made = groupRows.get(key);
+      if (!made) {
+        made = row(key, groupRows);
+        made.name = make("b"); made.members = make("span", "said");
+        made.link.replaceWith(made.name); made.note.replaceWith(made.members);
+        made.words = make("span"); made.report.replaceWith(made.words);
+      }
+      made.first = ids[0];
+      ids = [...ids].sort((a, b) => said.get(a).name.localeCompare(said.get(b).name, "en", { numeric: true }));
+      const own = ids.map((id) => ({ id, ...said.get(id), run: runs.get(id), curve: curveOf(id) }));
+      const each = (list) => [...list.reduce((all, text) => all.set(text, (all.get(text) || 0) + 1), new Map())];
+      const counted = (list) => each(list).map(([text, count]) => `${count} ${text}`).join(", ");
+      write(made.name, `${own[0].title}, ${ids.length} runs`);
+      const seeds = own.map((one) => [...one.settings].filter(([name]) => isSeed(name)).map(([, text]) => text)[0]), seeded = new Set(seeds).size === ids.length && !seeds.includes(undefined);
+      const labels = own.map((one, i) => seeded ? `seed ${seeds[i]}` : one.name), mark = JSON.stringify([ids, labels]);
+      if (made.mark !== mark) {
+        made.mark = mark;
+        made.members.replaceChildren(...labels.flatMap((text, i) => {
+          const link = make("a", "", text);
+          link.href = `/run/${ids[i]}`; link.setAttribute("aria-label", own[i].name);
+          return i ? [", ", link] : [link];
+        }));
+      }
+      const states = each(own.map((one) => one.run.condition));
+      write(made.state, states.length > 1 ? counted(own.map((one) => one.run.condition)) : states[0][0]);
+      made.state.className = `state ${states.length > 1 ? "" : states[0][0]}`;
+      const [least, most] = [Math.min, Math.max].map((of) => of(...own.map((one) => one.run.step || 0)));
+      write(made.cells.step, least === most ? shortNumber(most) : `${shortNumber(least)} to ${shortNumber(most)}`);
+      const verdicts = own.map((one) => one.verdict || {}).filter((one) => one.word);
+      write(made.words, counted(verdicts.map((one) => SHORT[one.word] || one.word)) || "–");
+      const rates = verdicts.map((one) => /^([\d.]+)%/.exec(one.rate || "")).filter(Boolean).map((match) => Number(match[1]));
+      const { y, low, high } = meanOf(rates.map((rate) => ({ x: [0], y: [rate] }))), percent = (value) => `${Math.min(100, Math.max(0, value)).toFixed(1)}%`;
+      write(made.rate, rates.length ? percent(y[0]) : "–");
+      write(made.ends, high[0] > low[0] ? `[${percent(low[0])}, ${percent(high[0])}]` : rates.length ? "[too few]" : "");
+      made.cells["win rate"].title = rates.length ? `The mean of ${rates.length} runs, with its 95% interval over seeds from 3 on` : "";
+      const last = own.filter((one) => one.curve && one.curve.points.x.length).map((one) => one.curve.points.last);
+      write(made.cells.value, shortNumber(last.length ? last.reduce((sum, value) => sum + value, 0) / last.length : null));
+      const alarms = own.reduce((sum, one) => sum + one.run.alarms, 0);
+      write(made.cells.alarms, alarms ? String(alarms) : "–");
+      made.newest = Math.max(...own.map((one) => one.run.newest || 0));
+      write(made.cells.last, ago(made.newest));
+      const texts = shownColumns.map((key) => each(own.map((one) => one.settings.get(key) ?? "–")).map(([text]) => text).join(", "));
+      if (made.texts !== JSON.stringify([shownColumns, texts])) {
+        made.texts = JSON.stringify([shownColumns, texts]);
+        for (const cell of made.settings) cell.remove();
+        made.settings = texts.map((text, i) => { const cell = make("td", "setting", text); cell.dataset.name = shownColumns[i]; made.cells.alarms.before(cell); return cell; });
+      }
       return made;
     };
     const curveOf = (id) => {
@@ -116,14 +168,16 @@
     // the whole of what is said of each run, where some of it is new
     const tell = () => {
       const tables = new Map([...said.values()].map((one) => [one.path, one.sweep]));
-      for (const one of said.values()) {
-        const combination = combinationOf(one.path, tables);
-        one.group = groupOf(one.path, combination, one.settings);
+      for (const [id, one] of said) { one.combination = combinationOf(one.path, tables); one.ended = (runs.get(id) || {}).condition === "ended"; }
+      const groups = groupsOf([...said.values()]);
+      [...said.values()].forEach((one, place) => {
+        const { combination } = one;
+        one.group = groups[place];
         one.name = combination.length ? `${one.path.split("/sweep/")[0]} · ${combination.join(", ")}` : one.path;
         one.title = combination.length ? one.group : one.path;
-      }
+      });
       columns = differing([...said.values()].map((one) => one.settings));
-      const shown = $("every").checked ? columns : columns.slice(0, FIRST_COLUMNS);
+      const shown = shownColumns = $("every").checked ? columns : columns.slice(0, FIRST_COLUMNS);
       $("every").closest("label").hidden = columns.length <= FIRST_COLUMNS;
       write($("every-words"), `All ${columns.length} settings that differ`);
       for (const old of document.querySelectorAll(".runs th.setting")) old.remove();
@@ -159,14 +213,15 @@
     const show = () => {
       const began = performance.now(), wanted = $("filter").value.toLowerCase().split(/\s+/).filter(Boolean), own = [];
       const order = [...runs.entries()].sort(([, a], [, b]) => (b.condition === "running") - (a.condition === "running") || b.newest - a.newest);
-      const body = $("runs"), counts = new Map();
+      const body = $("runs"), counts = new Map(), groups = new Map(), lines = [];
+      const groupOf = (id) => $("together").checked && (said.get(id) || {}).group || id;
       let seen = 0;
-      order.forEach(([id, run], place) => {
+      for (const [id, run] of order) {
         const made = rows.get(id) || row(id), curve = curveOf(id), text = wanted.length ? textOf(id, run) : "";
         const visible = wanted.every((word) => text.includes(word));
         seen += visible;
         counts.set(run.condition, (counts.get(run.condition) || 0) + 1);
-        if (made.line.hidden === visible) made.line.hidden = !visible;
+        if (visible) groups.set(groupOf(id), [...groups.get(groupOf(id)) || [], id]);
         if (!said.has(id)) write(made.link, run.name);
         write(made.state, run.condition);
         if (made.state.className !== `state ${run.condition}`) made.state.className = `state ${run.condition}`;
@@ -175,12 +230,19 @@
         write(made.cells.value, shortNumber(curve ? curve.points.last : null));
         write(made.cells.alarms, run.alarms ? String(run.alarms) : "–");
         write(made.cells.last, ago(run.newest));
-        if (body.children[place] !== made.line) body.insertBefore(made.line, body.children[place] || null);
         if (curve && visible) {
           const one = { id, ids: [id], name: made.link.textContent, colour: colour(made.place), points: curve.points, curve };
           own.push(one);
         }
-      });
+      }
+      for (const [key, made] of groupRows) if (!((groups.get(key) || []).length > 1)) { made.line.remove(); groupRows.delete(key); }
+      for (const [id] of order) {
+        const { line } = rows.get(id), ids = groups.get(groupOf(id)) || [], several = ids.length > 1;
+        if (several && ids[0] === id) lines.push(groupRow(groupOf(id), ids).line);
+        if (line.hidden !== (several || !ids.includes(id))) line.hidden = several || !ids.includes(id);
+        lines.push(line);
+      }
+      lines.forEach((line, place) => { if (body.children[place] !== line) body.insertBefore(line, body.children[place] || null); });
       const series = $("together").checked ? together(own) : own.map(drawnAs), colours = new Map(series.flatMap((one) => one.ids.map((id) => [id, one.colour])));
       for (const { id, curve, name, points } of own) {
         const made = rows.get(id);
@@ -188,6 +250,11 @@
         made.drawn = curve.tick; made.tint = colours.get(id);
         made.swatch.style.background = made.tint;
         made.small.set([{ id, name, colour: made.tint, points }]);
+      }
+      for (const [key, made] of groupRows) {
+        const one = series.find(({ ids }) => groups.get(key).some((id) => ids.includes(id)));
+        made.swatch.style.background = one ? one.colour : "transparent";
+        made.small.set(one ? [{ id: key, name: one.name, colour: one.colour, points: one.raw || one.points }] : []);
       }
       for (const [id, made] of rows) if (!colours.has(id)) { made.swatch.style.background = "transparent"; made.tint = null; }
       const words = [...counts].map(([state, count]) => `${count} ${state}`).join(", ");
@@ -262,9 +329,12 @@
     select.addEventListener("change", follow);
     $("filter").addEventListener("input", () => { keep("runs", $("filter").value.trim()); show(); });
     $("together").addEventListener("change", () => { keep("together", $("together").checked ? "1" : ""); show(); });
-    $("every").addEventListener("change", tell);
+    $("every").addEventListener("change", () => { tell(); show(); });
     chosenView(show);
-    setInterval(() => { for (const [id, made] of rows) write(made.cells.last, ago((runs.get(id) || {}).newest)); }, 5000);
+    setInterval(() => {
+      for (const [id, made] of rows) write(made.cells.last, ago((runs.get(id) || {}).newest));
+      for (const made of groupRows.values()) write(made.cells.last, ago(made.newest));
+    }, 5000);
     follow();
   };
 

@@ -76,8 +76,21 @@ const combinationOf = (name, tables) => {
   return own.length ? own[0].filter((text) => own.every((other) => other.includes(text))) : [];
 };
 
-// What runs that differ in their seeds alone have in common: of a sweep its folder and its other values, else all other settings.
-const groupOf = (name, combination, settings) => {
-  if (combination.length) return [name.split("/sweep/")[0], ...combination.filter((part) => !isSeed(part.split("=")[0]))].join(" · ");
-  return JSON.stringify([...settings].filter(([key]) => !isSeed(key)).sort(([a], [b]) => a < b ? -1 : 1));
+// What runs that differ in their seeds alone have in common, for each run: of a sweep its folder and its other values, else all other settings.
+// A run that has not ended has no settings yet of stages that have not begun. It goes with the one group that agrees with it in all that it has.
+const groupsOf = (runs) => {
+  const settings = new Map(), ended = new Set(), names = runs.map((one) => {
+    if (one.combination.length) return [one.path.split("/sweep/")[0], ...one.combination.filter((part) => !isSeed(part.split("=")[0]))].join(" · ");
+    const own = [...one.settings].filter(([key]) => !isSeed(key)).sort(([a], [b]) => a < b ? -1 : 1), name = JSON.stringify(own);
+    settings.set(name, new Map(own));
+    if (one.ended) ended.add(name);
+    return name;
+  });
+  const wider = new Map(), begun = [...settings.keys()].filter((name) => !ended.has(name) && settings.get(name).size);
+  for (const name of begun.sort((a, b) => settings.get(b).size - settings.get(a).size)) {
+    const own = settings.get(name);
+    const fitting = [...settings].filter(([, other]) => other.size > own.size && [...own].every(([key, text]) => other.get(key) === text));
+    if (fitting.length === 1) { wider.set(name, wider.get(fitting[0][0]) || fitting[0][0]); settings.delete(name); }
+  }
+  return names.map((name) => wider.get(name) || name);
 };
