@@ -80,8 +80,8 @@ def price(own: SubRun, stages: Iterable[SubRun]) -> str:
     whole, *parts = noted("seconds")
     sizes = (
         (sum(filter(None, compared)), thousands, " prompts compared"),
-        (whole or sum(parts), duration, ""),
-        (max(noted("peak_rss_bytes")), gigabytes, " of memory"),
+        (whole or sum(parts), duration, " in all"),
+        (max(noted("peak_rss_bytes")), gigabytes, " of RAM"),
         (max(noted("peak_gpu_bytes")), gigabytes, " of GPU memory"),
     )
     return ", ".join(f"{show(size)}{of}" for size, show, of in sizes if size)

@@ -137,9 +137,9 @@ def rods(journey: Journey) -> Rods:
     for keys in KINDS:
         values = {SAYS[key]: BY_KEY[key].read(main) for key in keys}
         values |= {
-            SAYS["best-of"].format(n=n): estimate(row, "win_rate")
+            SAYS["best-of"].format(n=n, count=value.count): value
             for n, row in chosen
-            if len(keys) > 1
+            if len(keys) > 1 and (value := estimate(row, "win_rate"))
         }
         if numbers := deciding(values):
             checked = "heldout" in keys and measured and measured.checked
