@@ -428,31 +428,6 @@ class PolicySection(OnlineSection, PolicyConfig):
                 "= 'learned')"
             )
 
-        yield from self._teacher_faults()
-
-    def _teacher_faults(self) -> Iterator[str]:
-        alone = self.reward_source == "teacher"
-        if self.own_answers < 1 and not alone:
-            yield (
-                "own_answers below 1 learns replies of the rows, which the policy did not sample: "
-                "no score of them may change their probability, so leave the reward out"
-            )
-        if not (self.follow and alone):
-            return
-        first, *others = self.teacher
-        if not (first.system or first.call or others):
-            yield (
-                "a teacher that follows starts as the policy, and remains it while nothing else "
-                "teaches: give it something that only the teacher reads (system, call), or set "
-                "reward_source"
-            )
-        held = self.evaluate
-        if held and held.judge == "reward" and (held.stop or held.keep == "best"):
-            yield (
-                "evaluate.keep = 'best' and evaluate.stop compare distances from a teacher that "
-                "moves itself (follow): set evaluate.judge, or leave them out"
-            )
-
     @property
     def kind(self) -> type | None:
         return super().kind if self.own_answers == 1 else Demonstration

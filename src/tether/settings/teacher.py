@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat
 
-from tether.core.types import JsonValue
+from tether.core.types import Facts, JsonValue
 from tether.settings.config import BelowOne, Config, FromOne, Probability
 from tether.settings.needs import Needs
 from tether.settings.section import DataConfig
@@ -200,6 +200,32 @@ class TaughtConfig(Config):
             yield "one moving average of the policy is kept: one teacher may follow it, or ema_decay"
         if following and others.get("roles") == "separate":
             yield "a teacher that follows is an adapter on the policy's trunk: set roles = 'shared'"
+        if "reward_source" in others:
+            yield from self._reward_faults(others)
+
+    def _reward_faults(self, others: Facts) -> Iterator[str]:
+        """Faults with the reward beside the teachers."""
+        alone = others["reward_source"] == "teacher"
+        if self.own_answers < 1 and not alone:
+            yield (
+                "own_answers below 1 learns replies of the rows, which the policy did not sample: "
+                "no score of them may change their probability, so leave the reward out"
+            )
+        if not (self.follow and alone):
+            return
+        first, *more = self.teacher
+        if not (first.system or first.call or more):
+            yield (
+                "a teacher that follows starts as the policy, and remains it while nothing else "
+                "teaches: give it something that only the teacher reads (system, call), or set "
+                "reward_source"
+            )
+        held = others["evaluate"]
+        if held and held.judge == "reward" and (held.stop or held.keep == "best"):
+            yield (
+                "evaluate.keep = 'best' and evaluate.stop compare distances from a teacher that "
+                "moves itself (follow): set evaluate.judge, or leave them out"
+            )
 
     @property
     def follow(self) -> float | None:

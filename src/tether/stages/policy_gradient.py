@@ -370,9 +370,7 @@ class PolicyGradient(Tethered):
             advantages = returns = returns_to_go(rewards, mask, config.gamma)
         if config.whiten_advantages:
             advantages = whiten(advantages, mask)
-        if config.by_token:
-            experience.divergence = experience.logprobs - experience.teacher_logprobs
-            advantages = advantages - config.teacher_coefficient * experience.divergence
+        advantages = self.shaping.taught(advantages, experience)
         return advantages * self.weights(experience), returns
 
     def weights(self, experience: Experience) -> Tensor:

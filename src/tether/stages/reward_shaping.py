@@ -49,6 +49,13 @@ class RewardShaping:
         self.normalizer: tuple[float, float] | None = None
         self.past_scores = (0.0, 0)
 
+    def taught(self, advantages: Tensor, experience: Experience) -> Tensor:
+        """The advantages of tokens, (sequences, time), with the log-ratio of teachers and policy."""
+        if not self.config.by_token:
+            return advantages
+        experience.divergence = experience.logprobs - experience.teacher_logprobs
+        return advantages - self.config.teacher_coefficient * experience.divergence
+
     def token_rewards(self, experience: Experience, kl_coefficient: float) -> Tensor:
         """The reward of every token, (sequences, time).
 

@@ -213,7 +213,7 @@ def test_picture_headline_and_dashboard_have_one_judge(tmp_path, block, key, rat
         assert "best temperature" in verdict.sentences[1]
     else:
         assert shown.title == "Change of the held-out reward" and len(shown.numbers) == 1
-        assert len(verdict.sentences) == 1, "no control by a reward that does not check"
+        assert len(verdict.sentences) == 2, "the same reward at the better temperatures"
     page = Page(write_report(tmp_path / "ppo")).text
     assert "judged by gold" not in page and "What decoding alone gives" in page
     assert ("the training's own reward judges" in page) == (not rate)

@@ -430,7 +430,9 @@ def brief(journey: Journey, how: str = "") -> Conclusion:
     judge = judge_of(journey)
     headline = WORDS["result"].format(headline=whole.headline, judge=judge_in_words(journey))
     if measured := measured_sentence(journey, policy, judge):
-        sentences = [measured, *control_sentences(control_of(policy.summary))[:1]]
+        judged = gold_gain(policy) or policy.estimate("gold_win_rate")
+        own = {} if judged else mapping(policy.summary, "heldout")
+        sentences = [measured, *control_sentences(control_of(policy.summary) or own)[:1]]
     else:
         sentences = [proxy_sentence(policy, journey), line]
     warnings = [kl_sentence(policy), *whole.warnings]

@@ -144,7 +144,7 @@ def rods(journey: Journey) -> Rods:
         if numbers := deciding(values):
             checked = "heldout" in keys and measured and measured.checked
             title = SAYS["right-answers" if checked else f"{keys[-1]}-title"]
-            title = title.format(judge=judge, words=judge_in_words(journey))
+            title = title.format(judge=judge, words=judge_in_words(journey).partition(" (")[0])
             return Rods(title, BY_KEY[keys[0]].show, numbers)
     return NOTHING
 
