@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import singledispatchmethod
 from math import ceil, sqrt
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from torch import Tensor
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 Answering = PairsSection | EvaluationSection | RoundsSection
+SectionT = TypeVar("SectionT", bound=Section)
 LINK = 25e9
 """Bytes a second from host memory to a GPU, as PCIe 4 reaches them from pageable memory at best."""
 
@@ -118,8 +119,8 @@ class Planner:
     def sampling(self) -> Sampling:
         """The sampling of the first stage that samples, which an evaluation takes by default."""
         sections = map(self.recipe.section, (*self.recipe.policies, "pairs"))
-        sampled = (usual_and_longest(one)[0] for one in sections if hasattr(one, "sampling"))
-        return next((one.sampling for one in sampled), UNTRAINED)
+        usual = (usual_and_longest(section)[0] for section in sections if section)
+        return next((one.sampling for one in usual if hasattr(one, "sampling")), UNTRAINED)
 
     @property
     def prompt(self) -> int:
@@ -430,14 +431,14 @@ class Planner:
         return samples * (self.prompt + answers * length) // answers, samples * length
 
 
-def usual_and_longest(section: Section) -> tuple[Section, Section]:
+def usual_and_longest(section: SectionT) -> tuple[SectionT, SectionT]:
     """A stage with answers as long as a usual episode of its environment, and as its longest one.
     Usual is the geometric mean of one reply and the longest: a guess.
     """
     environment = dict(section).get("environment")
     if not environment:
         return section, section
-    usual = round(sqrt(section.sampling.max_new_tokens * environment.tokens))
+    usual = round(sqrt(dict(section)["max_new_tokens"] * environment.tokens))
     return (
         section.model_copy(update={"max_new_tokens": usual}),
         section.model_copy(update={"max_new_tokens": environment.tokens}),
