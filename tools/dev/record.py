@@ -102,7 +102,7 @@ def texts(record: dict[str, Any]) -> dict[Path, dict[str, str]]:
             "time": (
                 f"On two CPU cores that multiply bfloat16 fast, this takes {least} to {most} minutes and "
                 f"{record['memory_gb']:.0f} GB of RAM. With AVX2 alone it takes "
-                f"{record['minutes_avx2']} minutes, and more on an older processor; the first lines "
+                f"{record['minutes_avx2']} minutes and {record['memory_gb_avx2']:.0f} GB; the first lines "
                 "then name `--budget 12` and what it costs in certainty."
             ),
             "verdict": "```\n" + "\n".join(lines(record)) + "\n```",

@@ -74,10 +74,10 @@ class McpServer:
         try:
             return asyncio.run_coroutine_threadsafe(call, self.loop).result()
         except MCPError as error:
-            self.failed = error.code != WRONG_ARGUMENTS
-            if self.failed:
-                raise
-            raise RunError(error.message) from error
+            if error.code == WRONG_ARGUMENTS:
+                raise RunError(error.message) from error
+            self.failed = True
+            raise
         except Exception:
             self.failed = True
             raise

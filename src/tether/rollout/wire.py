@@ -232,7 +232,7 @@ def likelihoods_of(answer: bytes, ids: Ids) -> list[float]:
 
 
 def scored_tokens(answer: bytes, ids: Ids) -> list[_Likelihood]:
-    """What a server says of every token but the first.
+    """The log-probability and the text of every token but the first, as a server gives them.
 
     Raises:
         RefusedError: it leaves one out.

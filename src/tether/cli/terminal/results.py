@@ -36,7 +36,7 @@ from tether.watch.report.tiles import (
 
 Rows = Iterator[tuple[str, str]]
 OF_RUNS = [SENTENCES["says"][key] for key in ("no-policy", "no-judge")]
-"""Sentences about a whole run, which nobody can say of one of its stages."""
+"""Sentences about a whole run, which are left out where one stage is shown."""
 FLAT = 100.0
 """A fitted temperature above which nothing is left of a verdict: log-odds of 5 become a probability
 of 0.51.

@@ -106,7 +106,7 @@ def _checks_of_rows(stage: SubRun) -> list[Result]:
 
 
 def _remedies(stage: SubRun) -> Iterator[str]:
-    """What brings back rows that do not train whole, for the reasons that have a remedy."""
+    """Advice for rows that are left out or cut, for each reason that has a remedy."""
     reasons = [*mapping(stage.summary, "skipped"), *mapping(stage.summary, "cut")]
     if any(map(TOO_LONG.fullmatch, reasons)):
         yield "Raise the key, or split the rows."

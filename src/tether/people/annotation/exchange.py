@@ -220,8 +220,8 @@ def comparisons(
 
 
 def ready(how: How) -> ColumnElement[bool]:
-    """A condition: a task has the judgments of which this way makes a label. For `soft` these are all
-    its votes, unless somebody has sent it to the experts.
+    """The condition that a task has enough judgments for a label of this kind. For `soft` all its votes
+    are enough, unless it was flagged or escalated to the experts.
     """
     flagged = exists().where(FlagRow.task_id == TaskRow.id, OPEN)
     escalated = TaskRow.details[ESCALATED].as_boolean()

@@ -271,7 +271,7 @@ def judged_stages(stages: Sequence[SubRun]) -> list[SubRun]:
 
 
 def _judged_in_training(summary: Facts) -> Row:
-    """What a judge beside the reward found in training, under the names of [evaluate] too."""
+    """The figures of a judge other than the reward during training, also under the names of [evaluate]."""
     block = mapping(summary, "test") or mapping(summary, "gold")
     figures = {**block, **mapping(block, "score")}
     return {**block, **{f"gold_{name}": figures[name] for name in figures}}
