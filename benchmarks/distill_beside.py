@@ -1,6 +1,6 @@
 """On-policy distillation beside TRL's two trainers: answer tokens a second and memory on one pair.
 
-    python -m benchmarks.distill_beside [STEPS | --smoke]
+    python -m benchmarks.distill_beside [--steps N]
 
 Student and teacher are SmolLM2-135M-Instruct, each with weights of its own; the student learns an
 adapter of rank 16 on all linear layers, in bfloat16 where the processor has it, from 16 of its own
@@ -10,6 +10,7 @@ process of its own, one after another. A step's time is the median without the f
 
 from __future__ import annotations
 
+import argparse
 import json
 import resource
 import statistics
@@ -145,15 +146,21 @@ def one_side(which: str, folder: str, steps: int) -> None:
 
 
 def main() -> None:
-    if len(sys.argv) == 4:
-        one_side(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--smoke", action="store_true", help="one step")
+    parser.add_argument("--side", nargs=2, metavar=("SIDE", "MODEL"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    steps = 1 if options.smoke else options.steps
+    if options.side:
+        side, folder = options.side
+        one_side(side, folder, steps)
         return
-    given = sys.argv[1:2]
-    steps = 1 if given == ["--smoke"] else int(given[0]) if given else 6
     folder = exported(Path(tempfile.mkdtemp()) / "model")
     print("| | seconds a step | answer tokens a second | peak memory, MB |\n|---|---|---|---|")
     for side in SIDES:
-        command = [sys.executable, "-m", "benchmarks.distill_beside", side, str(folder), str(steps)]
+        words = ["--steps", str(steps), "--side", side, str(folder)]
+        command = [sys.executable, "-m", "benchmarks.distill_beside", *words]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
         if not lines:

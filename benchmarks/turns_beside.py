@@ -1,7 +1,7 @@
 """Episodes beside TRL's tool loop: sampled tokens a second and the share of time that waits for the
 environment, with a tool that takes 0, 50 and 500 ms.
 
-    python -m benchmarks.turns_beside [POLICY EPISODES | --smoke]
+    python -m benchmarks.turns_beside POLICY [--episodes N]
 
 POLICY is a run whose policy calls the tool, such as one of `python -m benchmarks.tools --folder`.
 It is exported once, and both play the same tasks with it, at one temperature, in turns.
@@ -9,9 +9,9 @@ It is exported once, and both play the same tasks with it, at one temperature, i
 
 from __future__ import annotations
 
+import argparse
 import functools
 import random
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -136,14 +136,23 @@ def theirs(folder: str, latency: float, questions: list[str]) -> tuple[int, floa
 
 
 def main() -> None:
-    small = sys.argv[1:] == ["--smoke"]
-    policy, episodes = [MODEL["source"], "4"] if small else sys.argv[1:]
-    tasks = mixed(["3 numbers", "4 numbers"], max(2, int(episodes) // SAMPLES), random.Random(5))
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument(
+        "policy",
+        nargs="?",
+        default=MODEL["source"],
+        help="the start model if none",
+    )
+    parser.add_argument("--episodes", type=int, default=32)
+    parser.add_argument("--smoke", action="store_true", help="eight episodes, a tool without delay")
+    options = parser.parse_args()
+    episodes = 8 if options.smoke else options.episodes
+    tasks = mixed(["3 numbers", "4 numbers"], max(2, episodes // SAMPLES), random.Random(5))
     questions = [task.question for task in tasks]
     with tempfile.TemporaryDirectory() as place:
         folder = str(Path(place) / "model")
-        export_model(policy, Path(folder))
-        for latency in LATENCIES[: 1 if small else None]:
+        export_model(options.policy, Path(folder))
+        for latency in LATENCIES[: 1 if options.smoke else None]:
             for name, side in (("tether", ours), ("TRL", theirs)):
                 tokens, seconds, waited, turns = side(folder, latency, questions)
                 print(
