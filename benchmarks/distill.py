@@ -3,9 +3,10 @@
     python -m benchmarks.distill [sentence] [policy] [--seeds 0 1 2] [--folder FOLDER] [--smoke] [--table]
 
 Two teachers of SmolLM2-135M-Instruct. The first is the same model that reads one more sentence: its
-student is to answer so without it. The second is a policy that GRPO trained on the quickstart's
-gold reward: its student is to score as well without the reward. Each is compared with fine-tuning on
-as many of the teacher's texts, and with the start at its better temperature.
+student is to answer so without it. The second is a policy that PPO trained on the quickstart's gold
+reward, as the quickstart trains: its student is to score as well without the reward. Each is
+compared with fine-tuning on as many of the teacher's texts, and with the start at its better
+temperature.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -38,6 +39,18 @@ WORDS = "Answer in one short sentence."
 RESULT = Path(__file__).parent / "results" / "distill.json"
 TEMPERATURES = (1.0, 0.0)
 LENGTH = 48
+PPO: dict[str, Any] = {
+    "baseline": "leave_one_out",
+    "minibatches": 4,
+    "lam": 1.0,
+    "optimizer": {
+        "learning_rate": 8e-4,
+        "warmup_fraction": 0.1,
+        "schedule": "linear",
+        "final_fraction": 0.1,
+    },
+}
+"""The quickstart's settings."""
 Rows = list[Json]
 Divergence = Literal["token", "reverse"]
 
@@ -107,9 +120,9 @@ class Trial:
         """The teacher is a policy that a reward has trained."""
         self.measure("policy", "start", MODEL)
         policy = self.reward("policy", {"function": {"call": "tether.quickstart.judges:gold"}})
-        self.measure("policy", "GRPO, the teacher", policy)
+        self.measure("policy", "PPO, the teacher", policy)
         noise = self.reward("noise", {"reward_source": "random"})
-        self.measure("policy", "GRPO, random reward", noise)
+        self.measure("policy", "PPO, random reward", noise)
         path = self.distil("policy-reverse", policy, "reverse")
         self.measure("policy", "distilled, reverse", path, teacher=policy)
         self.measure("policy", "SFT on its texts", self.imitate("policy-sft", policy))
@@ -135,7 +148,7 @@ class Trial:
 
     def reward(self, name: str, source: Json) -> str:
         began, folder = time.perf_counter(), self.folder / name
-        tether.grpo(
+        tether.ppo(
             MODEL,
             rows_of(self.prompts),
             run=str(folder),
@@ -144,6 +157,7 @@ class Trial:
             samples_per_prompt=4,
             max_new_tokens=LENGTH,
             seed=self.seed,
+            **PPO,
             **source,
         )
         return self.timed(name, folder, began)
