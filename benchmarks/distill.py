@@ -4,7 +4,7 @@
 
 Two teachers of SmolLM2-135M-Instruct. The first is the same model that reads one more sentence: its
 student is to answer so without it. The second is a policy that PPO trained on the quickstart's gold
-reward, as the quickstart trains: its student is to score as well without the reward. Each is
+reward, against the mean of a group: its student is to score as well without the reward. Each is
 compared with fine-tuning on as many of the teacher's texts, and with the start at its better
 temperature.
 """
@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -39,18 +39,6 @@ WORDS = "Answer in one short sentence."
 RESULT = Path(__file__).parent / "results" / "distill.json"
 TEMPERATURES = (1.0, 0.0)
 LENGTH = 48
-PPO: dict[str, Any] = {
-    "baseline": "leave_one_out",
-    "minibatches": 4,
-    "lam": 1.0,
-    "optimizer": {
-        "learning_rate": 8e-4,
-        "warmup_fraction": 0.1,
-        "schedule": "linear",
-        "final_fraction": 0.1,
-    },
-}
-"""The quickstart's settings."""
 Rows = list[Json]
 Divergence = Literal["token", "reverse"]
 
@@ -157,7 +145,8 @@ class Trial:
             samples_per_prompt=4,
             max_new_tokens=LENGTH,
             seed=self.seed,
-            **PPO,
+            baseline="leave_one_out",
+            lam=1.0,
             **source,
         )
         return self.timed(name, folder, began)

@@ -27,6 +27,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -232,13 +233,15 @@ class Published:
 
         Words come as text or as a list of parts, and thoughts under the key that the template knows.
         """
-        texts = [
-            text
-            for key in THOUGHTS
-            for in_parts in (False, True)
-            if (text := self._rendered(messages, key, in_parts, waiting)) is not None
-        ]
-        return max(texts, key=lambda text: sum(map(text.count, _said(messages))), default=None)
+        words = _said(messages)
+        texts = list[str]()
+        for key, in_parts in product(THOUGHTS, (False, True)):
+            text = self._rendered(messages, key, in_parts, waiting)
+            if text is not None:
+                texts.append(text)
+                if all(word in text for word in words):
+                    return text
+        return max(texts, key=lambda text: sum(map(text.count, words)), default=None)
 
     def _rendered(self, messages: Conversation, key: str, parts: bool, waiting: bool) -> str | None:
         rows = []

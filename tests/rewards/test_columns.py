@@ -14,9 +14,18 @@ import pytest
 import tether
 from tether.core.errors import RewardError
 from tether.core.once import once
-from tether.core.types import Problem, Prompt, Rollout, Sampling, StopReason
+from tether.core.types import (
+    Message,
+    Problem,
+    Prompt,
+    Rollout,
+    Sampling,
+    Score,
+    StopReason,
+    user,
+)
 from tether.data.sources import Quarantine
-from tether.rewards.forms import plain
+from tether.rewards.forms import Reply, plain
 from tether.rewards.function import FunctionReward
 from tether.rewards.servers import ROLLOUTS
 from tether.rewards.verifiable import problem_prompt
@@ -64,7 +73,7 @@ def arguments(prompts: list[Prompt]) -> dict[str, Any]:
         seen.update(columns)
         return [0.0] * len(completions)
 
-    plain(reward)(prompts, ["said"] * len(prompts))
+    plain(reward)(prompts, [Reply("said")] * len(prompts))
     return seen
 
 
@@ -96,7 +105,7 @@ def test_a_column_that_some_rows_lack_is_none_there_in_every_call(tmp_path):
     def reward(completions, tests):
         return [1.0 if one else 0.0 for one in tests]
 
-    assert [plain(reward)([prompt], ["said"]) for prompt in prompts] == [[0.0], [1.0]]
+    assert [plain(reward)([prompt], [Reply("said")]) for prompt in prompts] == [[0.0], [1.0]]
 
 
 def test_a_name_of_metadata_that_some_prompts_lack_is_none_there_in_every_call(tmp_path):
@@ -106,7 +115,7 @@ def test_a_name_of_metadata_that_some_prompts_lack_is_none_there_in_every_call(t
     def reward(completions, hint):
         return [1.0 if one else 0.0 for one in hint]
 
-    assert [plain(reward)([prompt], ["said"]) for prompt in prompts] == [[0.0], [1.0]]
+    assert [plain(reward)([prompt], [Reply("said")]) for prompt in prompts] == [[0.0], [1.0]]
     assert [prompt.metadata for prompt in prompts] == [{}, {"hint": "x"}]
 
 
@@ -133,7 +142,7 @@ def test_a_column_under_a_name_that_is_taken_is_named_in_the_log(tmp_path, caplo
             seen.extend([prompts, completions])
             return [0.0]
 
-        plain(reward)([prompt], ["said"])
+        plain(reward)([prompt], [Reply("said")])
     assert seen == [["Say hi"], ["said"]]
     assert "column completions, which is not passed" in caplog.text and prompt.row[
         "completions"
@@ -150,7 +159,7 @@ def test_an_argument_without_a_column_is_refused_with_the_columns_that_there_are
         RewardError,
         match=("needs 'anwser', and the rows have no such column; they have: answer, completions"),
     ):
-        plain(reward)([prompt], ["said"])
+        plain(reward)([prompt], [Reply("said")])
 
 
 def test_checked_answers_are_derived_and_the_row_is_as_it_was(tmp_path):
@@ -227,3 +236,72 @@ def test_a_reward_and_a_judge_of_held_out_prompts_get_the_columns_of_their_own_r
 
     tether.grpo("tiny", prompts=rows, reward=both, evaluate=held_out, run=tmp_path / "run", **few)
     assert {*trained} == {row["answer"] for row in rows} and {*judged} == {"said 0", "said 1"}
+
+
+CALL = {"id": "1", "type": "function", "function": {"name": "double", "arguments": {"x": 2}}}
+TURNS = (
+    Message("assistant", "", tool_calls=(json.dumps(CALL),)),
+    Message("tool", "4", name="double"),
+    Message("assistant", "It is 4."),
+)
+
+
+def episode(**outcome):
+    return Rollout(
+        (1,),
+        (2, 3, 4),
+        (),
+        StopReason.STOP_TOKEN,
+        "It is 4.",
+        0,
+        0,
+        Sampling(),
+        Prompt((user("2 + 2?"),), row={"answer": 4}),
+        spans=((0, 1), (2, 3)),
+        turns=TURNS,
+        outcome=Score(0.5, {"unread_calls": 2}) if outcome else None,
+    )
+
+
+def test_a_reward_gets_the_whole_episode_in_each_form():
+    seen = []
+
+    def own(prompts, responses):
+        seen.extend([*responses, *(response.turns for response in responses)])
+        return [1.0 - 0.1 * sum("tool_calls" in turn for turn in responses[0].turns)]
+
+    def messages(completions, answer):
+        seen.append(completions)
+        return [float(str(answer[0]) in completions[0][1]["content"])]
+
+    def rollout_reward_fn(outcome):
+        seen.append(vars(outcome))
+        return None if outcome.timed_out else outcome.env_reward - outcome.tool_call_count
+
+    rollout = episode(value=0.5)
+    rows = [turn.as_row() for turn in TURNS]
+    scores = [
+        FunctionReward(plain(function, "messages")).score([rollout])[0].value
+        for function in (own, messages, rollout_reward_fn)
+    ]
+    assert scores == [0.9, 1.0, -0.5]
+    assert seen[:3] == ["It is 4.", rows, [rows]]
+    assert seen[3] == {
+        "env_reward": 0.5,
+        "completion": rows,
+        "trace": [],
+        "tool_call_count": 1,
+        "tool_failure_count": 2,
+        "tool_calls_by_name": {"double": 1},
+        "timed_out": False,
+    }
+
+
+def test_without_an_environment_s_reward_an_outcome_has_none():
+    (score,) = FunctionReward(plain(lambda outcome: outcome.env_reward)).score([episode()])
+    assert score.value is None
+
+
+def test_a_single_reply_is_one_message():
+    reward = FunctionReward(plain(lambda completions: [len(completions[0])], "messages"))
+    assert reward.score_texts([Prompt((user("a"),))], ["b"])[0].value == 1

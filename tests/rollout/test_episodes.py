@@ -594,16 +594,35 @@ def test_a_template_without_calls_is_refused():
         episodes(lambda: ToolEnvironment([add]), "a", tools=schemas([add]))
 
 
-@pytest.mark.parametrize(("tokens", "reply"), [(200, 16), (90, 64)])
-def test_a_kept_conversation_draws_what_one_read_anew_does(monkeypatch, tokens, reply):
-    """Also where the last reply is longer than what the episode may still have."""
+@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize(("tokens", "reply", "words"), [(200, 16, 1), (90, 64, 1), (400, 16, 12)])
+def test_a_kept_conversation_draws_what_one_read_anew_does(
+    monkeypatch,
+    tokens,
+    reply,
+    words,
+    kernels,
+):
+    """Also where the last reply is longer than what the episode may still have, and where what is
+    said has more tokens than there are episodes: then it costs a pass an episode.
+    """
 
     class Forever(Echo):
         def step(self, message):
-            return f"go on {len(message['content'])}", 0.0, False
+            return f"{'go on ' * words}{len(message['content'])}", 0.0, False
+
+    passes = []
+
+    def counted(decode):
+        def counts(*given):
+            passes.append(given)
+            return decode(*given)
+
+        return counts
 
     def played():
-        local = LocalEngine(Role(tiny_model(1)), encoder())
+        local = LocalEngine(Role(tiny_model(1)), encoder(), cpu_kernels=kernels)
+        monkeypatch.setattr(local.decoder, "decode", counted(local.decoder.decode))
         with torch.no_grad():
             local.role.causal_model.get_output_embeddings().weight[1] *= 3
         limits = EpisodeLimits(turns=5, tokens=tokens)
@@ -613,6 +632,7 @@ def test_a_kept_conversation_draws_what_one_read_anew_does(monkeypatch, tokens, 
         return [r for group in groups for r in group.rollouts]
 
     kept = played()
+    assert words == 1 or len(passes) < 5 * reply
     monkeypatch.setattr(talk, "rows_that_fit", lambda *_: 0)
     anew = played()
     assert max(len(r.spans) for r in kept) > 2

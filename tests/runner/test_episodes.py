@@ -207,6 +207,13 @@ def test_a_class_from_python_keeps_its_limits_and_is_not_given_up_for_tools(fold
     run = tether.grpo(model, "rows.jsonl", one, environment=environment, **given)
     (row,) = metrics(run)
     assert (row["episode/turns"], row["episode/reward"], row["reward/proxy"]) == (1, 0.25, 1)
+
+    def rollout_reward_fn(outcome):
+        return outcome.env_reward + len(outcome.completion)
+
+    given["run"] = folder / "trl"
+    run = tether.grpo(model, "rows.jsonl", rollout_reward_fn, environment=environment, **given)
+    assert metrics(run)[0]["reward/proxy"] == 1.25
     for both in (environment, Pays):
         with pytest.raises(ConfigError, match="give one of both"):
             tether.grpo(model, "rows.jsonl", one, environment=both, tools=[one], **given)

@@ -1,9 +1,9 @@
 """The forms in which people write reward functions, each as (prompts, responses) -> values:
-tether's, TRL's, as coroutines.
+tether's, TRL's two, as coroutines.
 
 TRL's form (https://huggingface.co/docs/trl/grpo_trainer#using-a-custom-reward-function) is called
 by keyword: `f(prompts=..., completions=..., **columns)`, with the other columns of the data as
-lists.
+lists. Its `rollout_reward_fn` has one argument, the `outcome` of an episode.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import SimpleNamespace
 
 from tether.core.errors import RewardError
 from tether.core.once import once
-from tether.core.types import Entries, Prompt
+from tether.core.types import Entries, Json, Prompt, Rollout, Score
 from tether.settings.rewards import Shape
 
-Function = Callable[[Sequence[Prompt], Sequence[str]], object]
+Function = Callable[[Sequence[Prompt], Sequence["Reply"]], object]
 """(prompts, responses), one prompt a response -> a number, a `Score` or None for each; or what
 gives them when awaited.
 """
@@ -30,6 +32,25 @@ TAKEN = (
 _LOG = logging.getLogger("tether.rewards")
 
 
+class Reply(str):
+    """The text of a reply, as a reward function gets it; of an episode the last one.
+
+    Attributes:
+        turns: the messages of its episode, the replies with their calls and what was said to them.
+        outcome: what its environment gave.
+    """
+
+    turns: Sequence[Json] = ()
+    outcome = Score(None)
+
+    @classmethod
+    def of(cls, rollout: Rollout) -> Reply:
+        reply = cls(rollout.text)
+        reply.turns = [turn.as_row() for turn in rollout.turns]
+        reply.outcome = rollout.outcome or reply.outcome
+        return reply
+
+
 def plain(function: Callable[..., object], completions: Shape = "texts") -> Function:
     """A function in any of the forms as (prompts, responses) -> values.
 
@@ -39,10 +60,27 @@ def plain(function: Callable[..., object], completions: Shape = "texts") -> Func
     """
     parameters = _parameters(function)
 
-    def score(prompts: Sequence[Prompt], responses: Sequence[str]) -> object:
-        return function(**_columns(prompts, responses, completions, parameters))
+    def score(prompts: Sequence[Prompt], responses: Sequence[Reply]) -> object:
+        if "completions" in parameters:
+            return function(**_columns(prompts, responses, completions, parameters))
+        return [function(_outcome(response)) for response in responses]
 
-    return functools.wraps(function)(score) if "completions" in parameters else function
+    foreign = "completions" in parameters or [*parameters] == ["outcome"]
+    return functools.wraps(function)(score) if foreign else function
+
+
+def _outcome(reply: Reply) -> SimpleNamespace:
+    """An episode as TRL's `HarnessRolloutOutcome`."""
+    calls = [call["function"]["name"] for turn in reply.turns for call in turn.get("tool_calls", ())]
+    return SimpleNamespace(
+        env_reward=reply.outcome.value,
+        completion=reply.turns,
+        trace=[],
+        tool_call_count=len(calls),
+        tool_failure_count=reply.outcome.parts.get("unread_calls", 0),
+        tool_calls_by_name=Counter(calls),
+        timed_out=False,
+    )
 
 
 def _parameters(function: Callable[..., object]) -> Mapping[str, inspect.Parameter]:
@@ -54,7 +92,7 @@ def _parameters(function: Callable[..., object]) -> Mapping[str, inspect.Paramet
 
 def _columns(
     prompts: Sequence[Prompt],
-    responses: Sequence[str],
+    responses: Sequence[Reply],
     shape: Shape,
     parameters: Mapping[str, inspect.Parameter],
 ) -> Mapping[str, Sequence[object]]:
@@ -62,7 +100,7 @@ def _columns(
     texts: Sequence[object] = responses
     questions: Sequence[object] = [prompt.text for prompt in prompts]
     if shape == "messages":
-        texts = [[{"role": "assistant", "content": response}] for response in responses]
+        texts = [one.turns or [{"role": "assistant", "content": one}] for one in responses]
         questions = [[turn.as_row() for turn in prompt.messages] for prompt in prompts]
     rows = [{**prompt.metadata, **prompt.row} for prompt in prompts]
     names = dict.fromkeys(name for row in rows for name in row)

@@ -69,10 +69,7 @@ class _ReadTalk:
 
 
 class _KeptTalk(SlotDecoding):
-    """Conversations whose slots stay theirs between turns.
-
-    What is said goes through the model token by token, in all rows at once, aligned at its end.
-    """
+    """Conversations whose slots stay theirs between turns."""
 
     @torch.no_grad()
     def begin(self) -> list[Drawn]:
@@ -110,13 +107,33 @@ class _KeptTalk(SlotDecoding):
         return dict(self.finished)
 
     def _feed(self, texts: Sequence[Ids]) -> None:
-        """Tokens into the first rows, one after another; all rows end at the same pass."""
-        for left in range(max(map(len, texts)), 0, -1):
+        """What follows in the first rows, in as few passes as possible: those of all tokens of one
+        row, or those of one token of all rows, which end at the same pass.
+        """
+        longest = max(map(len, texts))
+        if longest > len(texts):
+            for row, ids in enumerate(texts):
+                self._read(row, ids)
+            return
+        for left in range(longest, 0, -1):
             tokens = [ids[-left] if len(ids) >= left else 0 for ids in texts]
             reads = [len(ids) >= left for ids in texts]
             self.drawn[: self.rows] = self._sent(tokens)
             self.active[: self.rows] = self._sent(reads)
             self._advance(reads)
+
+    def _read(self, row: int, ids: Ids) -> None:
+        assert self.hidden is not None
+        place = self._sent([row])
+        stored = self.cached[row]
+        before = [(k[place, :, :stored], v[place, :, :stored]) for k, v in self.cache.stores]
+        states, layers = self.decoder.prefill(self._sent([ids]), before)
+        for slot, (keys, values) in zip(self.cache.slots, layers, strict=True):
+            slot.fill(place, keys, values, self.cache.capacity)
+        self.hidden[row] = states[0, -1]
+        self.active[row] = True
+        self.cached[row] += len(ids)
+        self.lengths[row] = self.cached[row]
 
     def _free(self, row: int) -> None:
         self.owner[row] = self.request[row]
