@@ -393,8 +393,8 @@ def _before_the_first_step(path: Path, summary: Facts, notes: list[str]) -> list
         for row in _jsonl(path / "heldout.jsonl", notes)
         if row.get("step") == 0 and not is_control(row)
     ]
-    before = finite(summary, "eval_loss_before")
-    means = {} if before is None else {"eval_loss": before}
+    before = "eval_loss_before"
+    means: Row = {"eval_loss": summary[before]} if before in summary else {}
     for row in rows:
         for key, values in mapping(row, "scores").items():
             scores = [score for value in listed(values) if (score := finite(value)) is not None]
