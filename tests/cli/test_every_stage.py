@@ -119,7 +119,7 @@ def test_a_beginning_runs_to_its_end_and_so_do_the_commands_that_it_prints(metho
     loaded, page = examined(run, tmp_path)
     assert loaded.stages == names
     if any(STAGES[name].trains_policy for name in names):
-        assert "No policy was trained yet" not in page and "Before a policy is trained" not in page
+        assert "No policy was trained" not in page and "Before a policy is trained" not in page
     again = tether("resume", run, cwd=tmp_path)
     assert again.returncode == 0 and "nothing to do" in again.stdout, again.stderr
 

@@ -2,6 +2,7 @@
 and what is refused.
 """
 
+import contextlib
 import json
 import math
 import zlib
@@ -302,6 +303,41 @@ def test_several_people_are_believed_as_far_as_they_are_reliable(tmp_path, how, 
     )
     split = [c.probability for c in labels if len({a.preference for a in c.annotations}) > 1]
     assert 4 <= len(split) <= 8 and all(low <= p <= high for p in split)
+
+
+def without_a_majority(folder, how, *, flag):
+    """A run in whose store two people contradict each other about all of its 12 pairs; where `flag`,
+    one of them flags the first.
+    """
+    path = folder / "prefs.db"
+    asked = {"judge": "people", "store": str(path), "ask": 2, "how": how}
+    with pytest.raises(WaitingError, match="0 of 12 comparisons are judged, 0 wait"):
+        run_recipe(collection(folder / "run", **asked))
+    with contextlib.closing(Store(path)) as store:
+        store.invite("Ada")
+        (ada,) = store.annotators()
+        if flag:
+            held = Work(store).next(ada.id)
+            Work(store).flag(held.assignment, ada.id, "both answers are empty talk")
+    judged_by(path, "Bob", opinion=lambda name, _: name == "Ada")
+    return asked
+
+
+def test_soft_labels_wait_for_no_majority(tmp_path):
+    _, labels = collected(tmp_path / "run", **without_a_majority(tmp_path, "soft", flag=False))
+    assert len(labels) == 12
+    assert all(c.tie and c.probability == 0.5 and len(c.annotations) == 2 for c in labels)
+
+
+@pytest.mark.parametrize(
+    ("how", "flag", "judged"),
+    [("soft", True, 11), ("majority", False, 0), ("dawid-skene", False, 0)],
+)
+def test_a_pair_waits_for_an_expert_where_its_label_needs_one(tmp_path, how, flag, judged):
+    asked = without_a_majority(tmp_path, how, flag=flag)
+    text = f"{judged} of 12 comparisons are judged, {12 - judged} wait for an expert"
+    with pytest.raises(WaitingError, match=text):
+        run_recipe(collection(tmp_path / "run", **asked))
 
 
 def test_two_runs_of_one_name_share_a_store_and_no_labels(tmp_path):

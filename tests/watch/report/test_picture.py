@@ -174,6 +174,75 @@ def test_without_a_win_rate_the_gain_decides_beside_0(tmp_path, synthetic, summa
     assert found.numbers[0][1].value == 0.2
 
 
+@pytest.mark.parametrize("bounded", [True, False])
+def test_numbers_without_an_interval_do_not_look_large(tmp_path, bounded):
+    """A win rate of 12 prompts once stood at the far end of an axis from 50% to 54%, above the words
+    "95% intervals".
+    """
+    rate = estimate(0.54, *((0.49, 0.59) if bounded else (None, None)), count=12)
+    write_lines(tmp_path / "ppo" / "metrics.jsonl", [{"step": 1, "reward/proxy": 1.0}])
+    write(tmp_path / "ppo" / "summary.json", {"gold_win_rate": rate})
+    (plot,) = rods(read_journey(tmp_path / "ppo")).plots()
+    assert plot.x.title == ("strokes: 95% intervals" if bounded else "no 95% intervals")
+    away = (plot.x.at(0.54) - plot.x.at(0.5)) / 1000
+    assert away > 0.3 if bounded else away < 0.1
+
+
+def test_the_held_out_curve_begins_where_the_headline_does(tmp_path):
+    """Before the first step; the metrics of the steps do not have that loss."""
+    rows = [{"step": step, "loss": 6.0 - 0.1 * step} for step in range(1, 9)]
+    rows[3]["eval_loss"], rows[7]["eval_loss"] = 5.3, 4.65
+    write_lines(tmp_path / "sft" / "metrics.jsonl", rows)
+    write(tmp_path / "sft" / "summary.json", {"eval_loss_before": 5.72, "eval_loss": 4.65})
+    page = Page(write_report(tmp_path / "sft"))
+    assert "the held-out loss from 5.72 to 4.65 nats" in page.text
+    steps, losses = page.line("first-heldout-loss", 0)
+    assert steps == pytest.approx([0, 4, 8], abs=0.02)
+    assert losses == pytest.approx([5.72, 5.3, 4.65], abs=0.02)
+    assert list(page.charts)[:2] == ["first-loss", "first-heldout-loss"]
+
+
+def test_the_loss_of_a_policy_gradient_is_not_in_the_picture(tmp_path):
+    rows = [{"step": n, "reward/proxy": 0.1 * n, "loss": -1e-9} for n in (1, 2)]
+    write_lines(tmp_path / "grpo" / "metrics.jsonl", rows)
+    write(tmp_path / "grpo" / "config.json", {"grpo": {}})
+    write(tmp_path / "grpo" / "summary.json", {"proxy_gain": estimate(0.1, 0.0, 0.2)})
+    charts = list(Page(write_report(tmp_path / "grpo")).charts)
+    assert charts[:2] == ["decides", "first-reward"] and "first-loss" not in charts
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_what_is_not_finished_says_so_beside_its_headline(tmp_path, finished):
+    name = f"Größe 日本語 {'und noch ein Wort ' * 9}".strip()
+    run = tmp_path / name
+    write_lines(run / "sft" / "metrics.jsonl", [{"step": n, "loss": 6.0 - n} for n in range(1, 6)])
+    write(run / "sft" / "config.json", {"sft": {}})
+    if finished:
+        write(run / "sft" / "summary.json", {"train_loss": 1.0})
+    texts = [Page(write_report(run)).text]
+    root = ElementTree.parse(run / "report.svg").getroot()
+    texts.append(" ".join("".join(text.itertext()) for text in root.iter(f"{SVG}text")))
+    for text in texts:
+        assert ("sft not finished: step 5" in text) == (not finished)
+        assert "more characters" not in text and "Größe 日本語 und noch ein" in text
+    assert name in texts[0] and f"{name[:60]}" in texts[1]
+
+
+def test_a_reward_model_without_held_out_pairs_has_a_true_headline(tmp_path):
+    write_lines(tmp_path / "reward" / "metrics.jsonl", [{"step": 1, "loss": 0.7, "margin": 0.0}])
+    write(tmp_path / "reward" / "summary.json", {"num_pairs": 9})
+    write(tmp_path / "reward" / "config.json", {"reward": {}})
+    headline = conclusion(read_journey(tmp_path / "reward")).headline
+    assert headline == (
+        "No policy was trained on a reward or on preferences yet, so no answers were judged"
+    )
+    write_lines(tmp_path / "direct" / "metrics.jsonl", [{"step": 1, "loss": 0.7}])
+    write(tmp_path / "direct" / "summary.json", {"num_pairs": 9})
+    write(tmp_path / "direct" / "config.json", {"direct": {}})
+    texts = " ".join(conclusion(read_journey(tmp_path / "direct")).sentences)
+    assert "too few to show a course" in texts and "no losses" not in texts
+
+
 def measured(key, rate, **more):
     """What a training's own held-out measurement writes, with its control of decoding."""
     ends = {"before": 0.2, "after": 0.5, "gain": 0.3}

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.watch.report.synthetic_sweep import write_sweep
 
 from tether.core.errors import MissingFileError, RunError, TetherError
@@ -233,6 +235,16 @@ def test_ticks_are_round_and_those_of_steps_whole(
     ticks: list[str],
 ) -> None:
     assert [text for _, text in axis("step", values, zero=zero, snug=True).ticks] == ticks
+
+
+@given(low=st.floats(-10, 10), spread=st.floats(1e-6, 1e3), ticks=st.sampled_from([3, 5, 7]))
+def test_an_axis_has_two_ticks_at_least_and_few(low: float, spread: float, ticks: int) -> None:
+    """One tick gives no scale."""
+    drawn = axis("", [low, low + spread], ticks=ticks)
+    assert 2 <= len(drawn.ticks) <= max(5, ticks + 1)
+    (first, _), (second, _), *_ = drawn.ticks
+    digits = f"{second - first:.6e}".partition("e")[0]
+    assert float(digits) in (1, 2, 5)
 
 
 def test_a_value_that_never_changes_has_room_around_it_and_nothing_below_zero() -> None:
@@ -984,6 +996,16 @@ def test_a_reward_of_ones_own_is_no_proxy(tmp_path: Path, synthetic: Any) -> Non
     assert "Not judged by a:b" in Page(write_report(run)).text
 
 
+def test_one_prompt_is_one(tmp_path: Path, synthetic: Any) -> None:
+    run = synthetic.write_quickstart(tmp_path / "run", arms=False)
+    rate = synthetic.estimate(1.0, 0.2, 1.0, count=1)
+    synthetic.write(run / "evaluate" / "config.json", {"evaluate": {}})
+    summary = {"num_prompts": 1, "policies": {"ppo": {"gold_win_rate": rate}}}
+    synthetic.write(run / "evaluate" / "summary.json", summary)
+    page = report(run).text
+    assert "1 prompt compared" in page and "Only 1 comparison: too few to tell" in page
+
+
 def test_few_are_counted_and_no_percentages(tmp_path: Path, synthetic: Any) -> None:
     for count, shown in (
         (2, "ranks 2 of 2 held-out pairs"),
@@ -1154,6 +1176,10 @@ def test_page_in_a_browser(
             "[...document.querySelectorAll('.area span, .legend li, th, "
             f"figcaption')].filter({wide}).length",
         )
+        named = page.evaluate(
+            "[...document.querySelectorAll('.picture > :not(.rows) .xlabel')].map(e => "
+            "getComputedStyle(e).display !== 'none')",
+        )
         hacked = page.evaluate("'hacked' in window")
         shown = page.evaluate(
             "['.sticky', '.folded'].map(n => "
@@ -1169,6 +1195,7 @@ def test_page_in_a_browser(
     assert path.stat().st_size < 1.5e6
     assert re.match(r"step \d+\n.*proxy reward: ", told)
     assert (empty, overflow, cut, hacked, links, holes) == ([], 0, 0, False, 0, [])
+    assert named == [False, False, True], "the curves of the picture share the name of their axis"
     assert shown == ([True, False] if width == 1280 else [False, True])
 
 

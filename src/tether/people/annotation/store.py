@@ -371,10 +371,10 @@ class Store:
             parts = {key.rpartition("/")[0] for ratings in answered for key in ratings}
         return sorted({name.removesuffix("/better") for name in parts} - {""})
 
-    def round(self, name: str) -> dict[str, int]:
-        """Tasks of a round (gold questions apart), by state."""
+    def round(self, name: str, *only: object) -> dict[str, int]:
+        """Tasks of a round (gold questions apart) that meet these conditions, by state."""
         with self.reading() as session:
-            return states(session, TaskRow.round == name, TaskRow.known.is_(None))
+            return states(session, TaskRow.round == name, TaskRow.known.is_(None), *only)
 
 
 def check_person(name: str, role: str | None) -> None:

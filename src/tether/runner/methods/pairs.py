@@ -404,7 +404,7 @@ class _Collector:
 
     def _by_people(self, chosen: Sequence[Pair]) -> Labelled:
         """Put the pairs into the store, and take their labels once all are judged."""
-        from tether.people.annotation.exchange import Case, comparisons
+        from tether.people.annotation.exchange import Case, comparisons, ready
         from tether.people.annotation.importing import import_cases
         from tether.people.annotation.store import Answer, Store
 
@@ -445,13 +445,12 @@ class _Collector:
         with contextlib.closing(Store(section.store)) as store:
             import_cases(store, cases)
             tasks = store.round(name)
-            expert = tasks["expert"]
-            judged = tasks["done"] + tasks["settled"]
-            if waiting := tasks["open"] + expert:
+            unready = store.round(name, ~ready(section.how))
+            if waiting := sum(unready.values()):
+                total = sum(tasks.values())
                 raise WaitingError(
-                    f"{self.run.path} waits for people: {judged} of "
-                    f"{judged + waiting} comparisons are judged, "
-                    f"{expert} wait for an expert. Let them in with\n"
+                    f"{self.run.path} waits for people: {total - waiting} of {total} comparisons are "
+                    f"judged, {unready['expert']} wait for an expert. Let them in with\n"
                     f"  {command_line('prefs', 'serve', section.store)}\nand run the same command again when they are done.",
                 )
             summary = {"store": section.store, **tasks}

@@ -298,12 +298,11 @@ def run_verdict(run: FollowedRun) -> Json:
         policy = journey.judged
     rate = rate_at_best(policy) or policy.summary.get("gold_win_rate")
     end = whole.headline.rpartition(": ")[2].lower()
-    words = {text.partition("{")[0].lower(): key for key, (_, text) in HEADLINES.items()}
-    word = next((key for text, key in words.items() if end.startswith(text)), end)
+    words = {text: key for key, text in HEADLINES.items()}
     return {
         "tone": whole.tone,
         "headline": whole.headline,
-        "word": word,
+        "word": words.get(end, end),
         "rate": bracketed(rate, percent),
     }
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from tether.core.amounts import duration, gigabytes
+from tether.core.amounts import duration, gigabytes, plural
 from tether.core.types import Row
 from tether.settings.synonyms import shown_name
 from tether.watch.report.numbers import SENTENCES, thousands
@@ -46,14 +47,20 @@ def short_method(stage: SubRun) -> str:
 
 
 def title(journey: Journey) -> str:
-    """The method of what was trained last, a policy or what a supervised stage made, and the model
-    as the recipe names it.
+    """The method of what was trained last, a policy or what a supervised stage made, the model as
+    the recipe names it, and the stages that are not finished.
     """
     made = [journey.stage(*kinds) for kinds in (("direct", "rounds"), ("reward",), ("sft",))]
     last = next((stage for stage in (*journey.arms[:1], *made) if stage.name), None)
     other = "pairs" if journey.stage("pairs").name else "evaluate"
     method = method_name(last) if last else NAMES[other]
-    return " of ".join(filter(None, (method, Path(_source(_models(journey)[::-1])).name)))
+    parts = [" of ".join(filter(None, (method, Path(_source(_models(journey)[::-1])).name)))]
+    parts += [
+        f"{stage.title} not finished: step {finite(stage.metrics[-1], 'step') or 0:,.0f}"
+        for stage in journey.stages
+        if stage.metrics and not stage.summary
+    ]
+    return ", ".join(parts)
 
 
 def _models(journey: Journey) -> list[Row]:
@@ -79,7 +86,7 @@ def price(own: SubRun, stages: Iterable[SubRun]) -> str:
 
     whole, *parts = noted("seconds")
     sizes = (
-        (sum(filter(None, compared)), thousands, " prompts compared"),
+        (sum(filter(None, compared)), partial(plural, what="prompt"), " compared"),
         (whole or sum(parts), duration, " in all"),
         (max(noted("peak_rss_bytes")), gigabytes, " of RAM"),
         (max(noted("peak_gpu_bytes")), gigabytes, " of GPU memory"),
@@ -155,16 +162,12 @@ def _data(stage: SubRun) -> Iterator[str]:
 def _machine(manifest: Row, models: Sequence[Row]) -> str:
     cores = manifest.get("cpu_count")
     memory = finite(manifest, "memory_bytes")
-    device = next(
-        (device for model in models if (device := model.get("device")) and device != "cpu"),
-        "",
-    )
-    dtype = next(
-        (dtype for model in models if (dtype := model.get("dtype")) and dtype != "auto"),
-        "",
+    on = (
+        next((one for model in models if (one := model.get(key)) and one != usual), "")
+        for key, usual in (("device", "cpu"), ("dtype", "auto"))
     )
     size = (f"{cores} cores" if cores else "", f"{memory / 1e9:.0f} GB" if memory else "")
-    parts = (manifest.get("processor") or manifest.get("platform"), *size, device, dtype)
+    parts = (manifest.get("processor") or manifest.get("platform"), *size, *on)
     return " · ".join(str(one) for one in parts if one)
 
 

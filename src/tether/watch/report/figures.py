@@ -216,7 +216,8 @@ def rod_figures(
     chance: str = "no difference",
 ) -> list[Plot]:
     """A row a number: a stroke for its interval, a mark for its value, which stands beside it,
-    small marks for its seeds, and a line across all at `even`.
+    small marks for its seeds, and a line across all at `even`. Where no number has an interval,
+    the axis says so, and shares are drawn from 0 on, so that no difference looks large.
     """
     ends = [-0.5, len(rods) - 0.5]
     names = [rod.name for rod in rods]
@@ -236,6 +237,8 @@ def rod_figures(
             some = colour.replace(BLUE, GREEN)
             traces.append(Trace(xs, [place] * len(xs), "", some, "marks", notes=notes))
         traces.append(mark)
+    if even is not None and not any(has_interval(rod.value) for rod in rods):
+        frame = {**frame, "x": frame["x"].replace("strokes:", "no"), "zero": ["x"]}
     texts = list(enumerate(centre(rod.value, show) for rod in rods))
     tall = 46 if len(rods) < 7 else 30
     return [

@@ -22,7 +22,7 @@ from tether.core.visible import visible
 from tether.watch.report import about
 from tether.watch.report.numbers import decimal, signed
 from tether.watch.report.plotting import SIZE, Plot
-from tether.watch.report.reading import finite, mapping, printable
+from tether.watch.report.reading import LONGEST_NAME, finite, mapping, printable
 from tether.watch.report.rollouts import gold_change
 
 _LOG = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ def fill_template(
         _templates(template.parent)
         .get_template(template.name)
         .render(
-            name=printable(name, 120),
+            name=printable(name, LONGEST_NAME),
             notes=[printable(note, 400) for note in notes],
             figures=drawn,
             script=script,

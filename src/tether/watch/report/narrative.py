@@ -46,25 +46,13 @@ from tether.watch.report.reading import (
 )
 
 ENOUGH_PROMPTS = 10
-HEADLINES = {
-    "better": ("good", "better than the start model"),
-    "worse": ("bad", "worse than the start model"),
-    "higher": ("open", "a higher score; more wins are not shown"),
-    "lower": ("bad", "a lower score; more losses are not shown"),
-    "sharper": ("open", "a lower temperature may explain the gain"),
-    "undecided": ("open", "not shown to be better than the start model"),
-}
-"""Tone and words after the numbers by what a comparison shows (`stats.shown_difference`), and
-`sharper` by the control of decoding (`evaluation.decoding.verdict`).
+HEADLINES = SENTENCES["headlines"]
+"""Words after the numbers by what a comparison shows (`stats.shown_difference`), and `sharper` by the
+control of decoding (`evaluation.decoding.verdict`).
 """
+TONES = {"better": "good", "worse": "bad", "lower": "bad"}
+"""Tones of the headlines that are not open."""
 AT_ONE = ", both at one temperature"
-REWARDED = {1: "it rose", 0: "no clear change", -1: "it fell"}
-"""The same without gold: of the training's own reward."""
-RANKED = {
-    1: ("open", "better than chance"),
-    0: ("open", "not shown to be better than chance"),
-    -1: ("bad", "worse than chance"),
-}
 SAYS = SENTENCES["says"]
 
 
@@ -141,11 +129,11 @@ def conclusion(journey: Journey) -> Conclusion:
     if control:
         tone, headline = _verdict(None, None, control)
         sentences += control_sentences(control)
-    elif headline.endswith(f"{AT_ONE}: {HEADLINES['better'][1]}"):
+    elif headline.endswith(f"{AT_ONE}: {HEADLINES['better']}"):
         warnings.append(SENTENCES["warns"]["no-control"])
     if (rate := policy.estimate("gold_win_rate")) and 0 < rate.count < ENOUGH_PROMPTS:
         tone = "open"
-        headline = f"Only {rate.count} comparisons: too few to tell"
+        headline = f"Only {plural(rate.count, 'comparison')}: too few to tell"
     if gain and rate:
         sentences.append(SAYS["gold"].format(judge=judge, gain=_with_bounds(gain, signed)))
     sentences += [*_part_sentences(gold_parts(policy, journey.answers))]
@@ -170,8 +158,8 @@ def _verdict(
         gain = estimate(over)
     shown = shown_difference(wins, gain, even)
     sharper = shown == "undecided" and control and control.get("verdict") == "sharper"
-    tone, words = HEADLINES["sharper" if sharper else shown]
-    tone = "open" if shown == "better" and not control else tone
+    words = HEADLINES["sharper" if sharper else shown]
+    tone = "open" if shown == "better" and not control else TONES.get(shown, "open")
     share = bracketed(wins, percent if even else signed)
     numbers = f"{'wins' if even else 'right answers'} {share}" if share else ""
     if gain and (not numbers or shown in ("higher", "lower")):
@@ -196,7 +184,7 @@ def _opening(
     if heldout and heldout.checked:  # right answers win against wrong ones
         return _verdict(moved, None, even=0)
     words = " ".join(filter(None, ("Reward", bracketed(moved, signed))))
-    words = f"{words}: {REWARDED[side(moved, 0)]}"
+    words = f"{words}: {SAYS[f'reward{side(moved, 0)}']}"
     if journey.asked_for_gold:
         words = f"Not judged by {judge}"
     return "open", words
@@ -252,7 +240,7 @@ def _with_bounds(value: Estimate, show: Show) -> str:
 
 
 def _part_sentences(parts: Sequence[Part]) -> Iterator[str]:
-    for name, direction in (("parts-up", 1), ("parts-down", -1), ("parts-level", 0)):
+    for direction in (1, -1, 0):
         chosen = sorted(
             (part for part in parts if part.direction == direction),
             key=lambda part: -abs(part.change),
@@ -261,19 +249,15 @@ def _part_sentences(parts: Sequence[Part]) -> Iterator[str]:
             len(chosen) > 6
         )
         if names:
-            yield SAYS[name].format(parts=", ".join(names))
+            yield SAYS[f"parts{direction}"].format(parts=", ".join(names))
 
 
 def proxy_sentence(policy: SubRun, journey: Journey) -> str:
     """The movement of the reward that was trained, by the name that it has; empty without one."""
     if (proxy := proxy_gain(policy)) is None:
         return ""
-    names = {
-        1: "proxy-up",
-        -1: "proxy-down",
-        0: "proxy-unclear" if has_interval(proxy) else "proxy-few-steps",
-    }
-    return SAYS[names[side(proxy, 0)]].format(
+    name = f"proxy{side(proxy, 0)}" if has_interval(proxy) else "proxy-few-steps"
+    return SAYS[name].format(
         reward=SAYS["reward" if journey.own_reward else "proxy"],
         size=f"{decimal(abs(proxy.value))}{_bounds(proxy, signed)}",
         gain=_with_bounds(proxy, signed),
@@ -297,11 +281,7 @@ def _conclusion_without_policy(journey: Journey) -> Conclusion:
     sft = journey.stage("sft")
     reward = journey.stage("reward")
     direct = journey.stage("direct", "rounds")
-    before = finite(sft.summary, "eval_loss_before")
-    losses = [
-        *([] if before is None else [before]),
-        *(value for _, value in present(sft.metrics, "eval_loss")),
-    ]
+    losses = [value for _, value in present(sft.metrics, "eval_loss")]
     sentences = []
     if len(losses) > 1:
         name = "sft-too-long" if min(losses) < losses[-1] - 0.01 * abs(losses[-1]) else "sft"
@@ -329,13 +309,13 @@ def _conclusion_without_policy(journey: Journey) -> Conclusion:
     sentences += _rounds(direct)
     method = short_method(direct)
     if accuracy := direct.estimate("heldout_accuracy"):
-        few_pairs = (
-            "open",
-            f"Trained, and only {plural(accuracy.count, 'held-out pair')} to judge it by",
-        )
-        tone, words = RANKED[side(accuracy, 0.5)]
-        ranked = tone, f"Held-out pairs ranked right {bracketed(accuracy, percent)}: {words}"
-        tone, headline = few_pairs if 0 < accuracy.count < ENOUGH_PROMPTS else ranked
+        shown = side(accuracy, 0.5)
+        tone = "bad" if shown < 0 else "open"
+        words = SAYS[f"ranked{shown}"]
+        headline = f"Held-out pairs ranked right {bracketed(accuracy, percent)}: {words}"
+        if 0 < accuracy.count < ENOUGH_PROMPTS:
+            tone = "open"
+            headline = f"Trained, and only {plural(accuracy.count, 'held-out pair')} to judge it by"
         sentences.append(
             SAYS["direct"].format(
                 method=method,

@@ -55,10 +55,9 @@ class Rods(NamedTuple):
 
     def plots(self) -> list[Plot]:
         """One chart, a row a number."""
-        shares = ["x"] if self.show is percent else []
         frame = FRAMES["by-setting" if self.of else "decides"]
-        frame = {**frame, "id": self.id, "title": self.title, "y": self.of}
-        frame |= {"percent": shares, "caption": self.note}
+        frame = {**frame, "id": self.id, "title": self.title, "y": self.of, "caption": self.note}
+        frame |= {"percent": ["x"] * (self.show is percent)}
         return rod_figures(frame, self.numbers, self.even, self.show)
 
     def lines(self) -> Iterator[str]:
@@ -174,7 +173,8 @@ def multiples(runs: Mapping[str, Journey]) -> list[Plot]:
     own = all(journey.own_reward for journey in runs.values())
     plots = []
     seen = set[str]()
-    for plot in charts("picture", stages, own, judge_of_all(runs.values())):
+    judge = judge_of_all(runs.values())
+    for plot in charts("picture", stages, own, judge) or charts("picture-rows", stages):
         traces = [one._replace(listed=one.name not in seen) for one in plot.traces]
         plots.append(replace(plot, traces=traces))
         seen |= {one.name for one in traces}

@@ -218,7 +218,8 @@ def axis(
 ) -> Axis:
     """An axis for these values, with ticks at round numbers, or at whole ones for whole values.
 
-    It ends a little beyond the outermost values, so that no line lies on the edge.
+    It ends a little beyond the outermost values, so that no line lies on the edge. A single tick
+    gives no scale, so there are two at least, except of whole values.
 
     Args:
         zero: it begins at 0, or below.
@@ -237,7 +238,9 @@ def axis(
         room = (high - low) / 20
         low -= room * (low != 0 or not zero)
         high += room
-    return _ticked(title, low, high, max(_step((high - low) / ticks), float(whole)), percent)
+    step = max(_step((high - low) / ticks), float(whole))
+    made = _ticked(title, low, high, step, percent)
+    return made if whole or made.ticks[1:] else _ticked(title, low, high, _step(step / 3), percent)
 
 
 def _ticked(title: str, low: float, high: float, step: float, percent: bool = False) -> Axis:

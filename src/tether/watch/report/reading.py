@@ -33,6 +33,8 @@ from tether.stats import Estimate, Trend, trend
 
 KL_KEYS = ("kl/policy_reference_k1", "reward/kl")
 LONGEST_TEXT = 4000
+LONGEST_NAME = 255
+"""Characters of a folder's name, as many as file systems allow."""
 SHOWN_PAIRS = 4
 KINDS = {name: kind.makes for name, kind in STAGES.items()}
 """Result kind of each section's stage."""
@@ -345,10 +347,11 @@ def read_sub_run(path: Path, notes: list[str]) -> SubRun:
     name = path.resolve().name
     if metrics and not (path / "summary.json").is_file():
         notes.append(f"{name}/summary.json is missing: that stage is not finished.")
+    summary = mapping(json_of(path / "summary.json", notes))
     return SubRun(
-        name=printable(name, 60),
-        metrics=[*_before_the_first_step(path, notes), *metrics],
-        summary=mapping(json_of(path / "summary.json", notes)),
+        name=printable(name, LONGEST_NAME),
+        metrics=[*_before_the_first_step(path, summary, notes), *metrics],
+        summary=summary,
         samples=[*_jsonl(path / "samples.jsonl", notes), *_sampled_pairs(rounds, notes)]
         if metrics
         else [],
@@ -381,16 +384,17 @@ def _alone(turns: JsonValue) -> str:
     )
 
 
-def _before_the_first_step(path: Path, notes: list[str]) -> list[Row]:
-    """The row of step 0: measurements on held-out prompts before training, which the metrics of no
-    step hold.
+def _before_the_first_step(path: Path, summary: Facts, notes: list[str]) -> list[Row]:
+    """The row of step 0: measurements on held-out prompts or rows before training, which the metrics
+    of no step hold.
     """
     rows = [
         row
         for row in _jsonl(path / "heldout.jsonl", notes)
         if row.get("step") == 0 and not is_control(row)
     ]
-    means = {}
+    before = "eval_loss_before"
+    means: Row = {"eval_loss": summary[before]} if before in summary else {}
     for row in rows:
         for key, values in mapping(row, "scores").items():
             scores = [score for value in listed(values) if (score := finite(value)) is not None]
