@@ -107,12 +107,10 @@ class PolicyGradient(Tethered):
         self.roles = [role for role in (policy, self.reference, value) if role is not None]
         # each once
         learned = dict.fromkeys(policy.parameters() + ([] if value is None else value.parameters()))
-        updates = config.steps * config.epochs * config.minibatches
-        optimizer = config.optimizer_for(policy.adapter)
         self.learner = LocalLearner(
             list(learned),
-            optimizer,
-            updates,
+            config.optimizer_for(policy.adapter),
+            config.steps * config.epochs * config.minibatches,
             config.ema_decay or config.follow,
             ranks=self.ranks,
         )
@@ -156,8 +154,11 @@ class PolicyGradient(Tethered):
         if self.teachers is not None:
             metrics |= experience.compared(score=self.reward.name == TAUGHT)
             metrics |= self.teachers.coverage()
-        beta = None if self.reference is None else self.kl_coefficient
-        metrics |= step_metrics(experience, coefficient=beta, critic=config.critic)
+        metrics |= step_metrics(
+            experience,
+            coefficient=None if self.reference is None else self.kl_coefficient,
+            critic=config.critic,
+        )
         if config.truncated == "mask":
             metrics["response/masked"] = 1.0 - metrics["response/stop_rate"]
         metrics.update(self.shaping.kl_price(metrics, self.kl_coefficient))
@@ -240,13 +241,17 @@ class PolicyGradient(Tethered):
                 number + 1,
             )
             taught = [False] * len(taught)
-        minibatches = deal(
-            taught,
-            config.samples_per_prompt,
-            config.minibatches,
-            f"{config.seed}/{number}",
+        return self.cut(
+            rollouts,
+            scores,
+            minibatches=deal(
+                taught,
+                config.samples_per_prompt,
+                config.minibatches,
+                f"{config.seed}/{number}",
+            ),
+            taught=taught,
         )
-        return self.cut(rollouts, scores, minibatches=minibatches, taught=taught)
 
     def cut(
         self,
@@ -258,14 +263,13 @@ class PolicyGradient(Tethered):
     ) -> Experience:
         """The rollouts cut into micro-batches that every role can read."""
         budget = self.config.micro_batch_tokens
-        limit = min(role.document_tokens(budget) for role in self.roles)
         return Experience(
             rollouts,
             scores,
             self.encoder,
             budget,
             self.policy.device,
-            document_tokens=limit,
+            document_tokens=min(role.document_tokens(budget) for role in self.roles),
             minibatches=minibatches,
             taught=taught,
             ranks=self.ranks,
@@ -283,8 +287,12 @@ class PolicyGradient(Tethered):
         count = len(experience.rollouts)
         part = [*range(count)] if self.tethered else reported(self.config, count, number)
         reference = self.reference if len(part) == count else None
-        others = [role for role in (reference, self.teachers) if role is not None]
-        passes = (not self.old_from_update) + len(others) + self.config.epochs
+        passes = (
+            (not self.old_from_update)
+            + (reference is not None)
+            + (self.teachers is not None)
+            + self.config.epochs
+        )
         reused = passes > 1 and (reference is None or reference.model is self.policy.model)
         for place in self.ranks.in_step(experience.own, spare=0):
             batch, flat = experience.batches[place], {}
@@ -501,11 +509,11 @@ class PolicyGradient(Tethered):
 
     def state(self) -> Json:
         """Everything that the next step depends on beside weights and optimizer."""
-        shaping = {"normalizer": self.shaping.normalizer, "past_scores": self.shaping.past_scores}
         return {
             "kl_coefficient": self.kl_coefficient,
             "stopped": self.stopped,
-            **shaping,
+            "normalizer": self.shaping.normalizer,
+            "past_scores": self.shaping.past_scores,
             "reserves": self.reserves,
         }
 
