@@ -154,11 +154,8 @@ class PolicyGradient(Tethered):
         if self.teachers is not None:
             metrics |= experience.compared(score=self.reward.name == TAUGHT)
             metrics |= self.teachers.coverage()
-        metrics |= step_metrics(
-            experience,
-            coefficient=None if self.reference is None else self.kl_coefficient,
-            critic=config.critic,
-        )
+        beta = None if self.reference is None else self.kl_coefficient
+        metrics |= step_metrics(experience, coefficient=beta, critic=config.critic)
         if config.truncated == "mask":
             metrics["response/masked"] = 1.0 - metrics["response/stop_rate"]
         metrics.update(self.shaping.kl_price(metrics, self.kl_coefficient))
@@ -241,17 +238,13 @@ class PolicyGradient(Tethered):
                 number + 1,
             )
             taught = [False] * len(taught)
-        return self.cut(
-            rollouts,
-            scores,
-            minibatches=deal(
-                taught,
-                config.samples_per_prompt,
-                config.minibatches,
-                f"{config.seed}/{number}",
-            ),
-            taught=taught,
+        minibatches = deal(
+            taught,
+            config.samples_per_prompt,
+            config.minibatches,
+            f"{config.seed}/{number}",
         )
+        return self.cut(rollouts, scores, minibatches=minibatches, taught=taught)
 
     def cut(
         self,
@@ -287,12 +280,8 @@ class PolicyGradient(Tethered):
         count = len(experience.rollouts)
         part = [*range(count)] if self.tethered else reported(self.config, count, number)
         reference = self.reference if len(part) == count else None
-        passes = (
-            (not self.old_from_update)
-            + (reference is not None)
-            + (self.teachers is not None)
-            + self.config.epochs
-        )
+        others = (reference is not None) + (self.teachers is not None)
+        passes = (not self.old_from_update) + others + self.config.epochs
         reused = passes > 1 and (reference is None or reference.model is self.policy.model)
         for place in self.ranks.in_step(experience.own, spare=0):
             batch, flat = experience.batches[place], {}

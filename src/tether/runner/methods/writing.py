@@ -104,15 +104,21 @@ def _write(
     """Have the prompts answered, by their places, and append a row for each."""
 
     def note(places: Sequence[int], answers: Iterable[Sequence[tuple[str, str]]]) -> None:
-        rows = zip(places, answers, strict=True)
         append_jsonl(
             path,
-            [{"place": n, "prompt": prompts[n].text, "answers": own} for n, own in rows],
+            [
+                {"place": n, "prompt": prompts[n].text, "answers": own}
+                for n, own in zip(places, answers, strict=True)
+            ],
         )
 
     own = config.model != START
-    source = str(config.model) if own else job.model.source
-    role, loaded = load_policy(source, job.model, job.seed, as_itself=own)
+    role, loaded = load_policy(
+        str(config.model) if own else job.model.source,
+        job.model,
+        job.seed,
+        as_itself=own,
+    )
     encoder = encoder_of(loaded)
     turns = read_by(config, encoder.system_prompt)
     read = [
