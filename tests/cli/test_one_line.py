@@ -18,6 +18,7 @@ CALLS = {
     "reward": ("owner/pairs", {"lora": {"rank": 4}}),
     "kto": ("pairs.jsonl", {}),
     "grpo": ("prompts.txt", {**SHORT, "reward": "mine.py:vowels"}),
+    "distill": ("prompts.txt", {**SHORT, "teacher": "owner/larger"}),
 }
 
 
@@ -39,8 +40,8 @@ def words_of(name, settings):
     """Settings as a shell writes them."""
     section = METHODS[name][0] if name in METHODS else name
     for key, value in settings.items():
-        if key == "reward":
-            yield from ("--reward", value)
+        if key in ("reward", "teacher"):
+            yield from (f"--{key}", value)
         elif isinstance(value, dict):
             yield from (f"{section}.{key}.{inner}={one}" for inner, one in value.items())
         else:
@@ -88,5 +89,8 @@ def test_a_recipe_stays_what_it_was(folder):
         assert command("grpo", "r.toml", *words, cwd=folder).returncode == 2
     assert not (folder / "runs").exists()
     assert command("dpo", "tiny", "pairs.jsonl", "--reward", "x", cwd=folder).returncode == 2
+    for name in ("dpo", "sft"):
+        refused = command(name, "tiny", "pairs.jsonl", "--teacher", "x", cwd=folder)
+        assert refused.returncode == 2 and "distill" in refused.stderr
     lost = command("dpo", "gpt2", cwd=folder)
     assert lost.returncode == 2 and "tether sft gpt2 ROWS" in lost.stderr

@@ -11,14 +11,19 @@ import tether
 from tether.cli.tools.doctor import examine_recipe
 from tether.core.errors import ConfigError, DataError, Interrupted
 from tether.core.rundir import read_json, read_jsonl
-from tether.core.types import Message, Prompt, user
+from tether.core.types import Message, Prompt, Sampling, user
+from tether.data.batches import make_batch
 from tether.models.saving import read_role
+from tether.models.tiny import tiny_model, tiny_tokenizer
+from tether.runner.assembly.online import online_stage
+from tether.runner.assembly.roles import load_policy
 from tether.runner.assembly.teachers import read_by
 from tether.runner.planning.devices import gpu
 from tether.runner.planning.plan import plan
 from tether.settings.reading import build
 from tether.settings.recipe import Recipe
 from tether.settings.teacher import ReadingConfig
+from tether.stages.teachers import Read
 from tether.watch.monitoring.doctor import Finding, Unexamined
 
 TEACHER = {"model": "start", "system": "Answer in capitals, about {topic}"}
@@ -95,6 +100,128 @@ def test_a_run_teaches_its_start_on_the_same_trunk(folder):
         divergences(run)[0],
         rel=1e-4,
     )
+
+
+LOUD = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ 'LOUD ' if loud }}{{ m.content }}<|end|>"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+"""A template with an argument, which the tiny model's own has not."""
+
+
+def taught_otherwise(folder):
+    """A run of the same base whose policy reads by another template, with another system message."""
+    (folder / "loud.jinja").write_text(LOUD)
+    speech = {"chat_template": "loud.jinja", "template": {"loud": True}, "system_prompt": "Be odd."}
+    tether.run({**recipe(model=speech), "run": "loud"}, progress=False)
+    return speech
+
+
+@pytest.mark.parametrize("roles", ["shared", "separate"])
+def test_a_run_with_another_template_teaches_by_its_own(folder, roles):
+    """Its log-probabilities are those of a plain forward over transformers' rendering of its own
+    template and the ids of the policy's answers.
+    """
+    taught_otherwise(folder)
+    student = build(Recipe, recipe("loud", {"system_prompt": "Student."}, roles=roles))
+    stage, loaded = online_stage(student.distill, student.model, None, 0)
+    prompts = [Prompt((user(f"say {c}"),), c) for c in "aei"]
+    groups = stage.engine.generate(prompts, Sampling(6), num_samples=1, seed=3)
+    rollouts = [group.rollouts[0] for group in groups]
+    batch = make_batch([stage.encoder.sampled(one) for one in rollouts], stage.encoder.pad_id)
+    found = batch.scatter(stage.teachers.logprobs(Read(batch, rollouts)))
+    theirs = load_policy("loud")[0].causal_model
+    for row, rollout in zip(found, rollouts, strict=True):
+        ids = loaded.tokenizer.apply_chat_template(
+            [
+                {"role": "system", "content": "Be odd."},
+                {"role": "user", "content": rollout.prompt.text},
+            ],
+            chat_template=LOUD,
+            loud=True,
+            add_generation_prompt=True,
+            return_dict=True,
+        )["input_ids"]
+        written = torch.tensor(rollout.response_ids)
+        with torch.no_grad():
+            logits = theirs(input_ids=torch.tensor([[*ids, *rollout.response_ids]])).logits[0]
+        expected = logits[len(ids) - 1 : -1].log_softmax(-1).gather(1, written[:, None])[:, 0]
+        torch.testing.assert_close(row[: len(written)], expected, atol=1e-4, rtol=1e-4)
+    tether.run({**recipe("loud", roles=roles), "run": "student"}, progress=False)
+
+
+def test_another_model_reads_with_its_own_system_message(folder):
+    """A model has none of the student's, whose words the start reads."""
+    tiny_model(0).save_pretrained(folder / "plain")
+    tiny_tokenizer().save_pretrained(folder / "plain")
+    teachers = ["plain", {"model": "start", "system": "Shout."}]
+    student = build(Recipe, recipe(teachers, {"system_prompt": "Student."}))
+    stage, loaded = online_stage(student.distill, student.model, None, 0)
+    prompt = Prompt((user("say a"),))
+    for member, words in zip(stage.teachers.members, ("", "Shout.\n\nStudent."), strict=True):
+        turns = [{"role": "system", "content": words}] if words else []
+        ids = loaded.tokenizer.apply_chat_template(
+            [*turns, {"role": "user", "content": "say a"}],
+            add_generation_prompt=True,
+            return_dict=True,
+        )["input_ids"]
+        assert member.reads(prompt) == tuple(ids)
+
+
+@pytest.mark.parametrize("place", ["tuned", "tuned/sft", "tuned/sft/model"])
+def test_a_run_that_was_fine_tuned_alone_teaches(folder, place):
+    tuned = {"data": {"path": "told.jsonl"}, "heldout_fraction": 0.0, "epochs": 4, "lora": False}
+    start = {"source": "tiny", "dtype": "float32"}
+    tether.run({"run": "tuned", "model": start, "sft": tuned}, progress=False)
+    run = tether.run(recipe(place, steps=1, divergence="reverse"), progress=False)
+    assert divergences(run)[0] > 1e-4
+
+
+def test_a_row_whose_argument_a_teacher_does_not_read_is_left_out(folder):
+    """By the summary: the row, the argument, the teacher and what to do; other rows are learned."""
+    (folder / "loud.jinja").write_text(LOUD)
+    tiny_model(0).save_pretrained(folder / "plain")
+    tiny_tokenizer().save_pretrained(folder / "plain")
+    rows = [{"prompt": f"say {c}"} for c in "aeioubcd"]
+    odd = {"prompt": "say z", "chat_template_kwargs": {"loud": True}}
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (odd, *rows)))
+    run = tether.run(recipe("plain", {"chat_template": "loud.jinja"}), progress=False)
+    assert len(divergences(run)) == 4
+    left_out = read_json(run.path / "distill" / "summary.json")["quarantine"]
+    assert left_out["count"] == 1
+    (example,) = left_out["examples"]
+    assert example["row"] == "say z"
+    assert example["reason"] == (
+        "the teacher plain cannot read it: chat_template_kwargs names loud, and the chat template "
+        "takes none. Remove it from the row"
+    )
+    (folder / "rows.jsonl").write_text(json.dumps(odd) + "\n")
+    none = {**recipe("plain", {"chat_template": "loud.jinja"}), "run": "none"}
+    with pytest.raises(DataError, match=r"none of 1 prompts.*teacher plain cannot read it: .*loud"):
+        tether.run(none, progress=False)
+
+
+def test_a_reply_that_the_template_cannot_write_is_left_out(folder):
+    turns = [
+        {"role": "user", "content": "say z"},
+        {"role": "assistant", "content": "z", "reasoning_content": "A thought."},
+    ]
+    rows = [json.loads(line) for line in (folder / "told.jsonl").read_text().splitlines()]
+    talks = [
+        [
+            {"role": "user", "content": row["prompt"]},
+            {"role": "assistant", "content": row["response"]},
+        ]
+        for row in rows
+    ]
+    lines = [json.dumps({"messages": talk}) + "\n" for talk in (turns, *talks)]
+    (folder / "told.jsonl").write_text("".join(lines))
+    teacher = {"model": "start", "system": "Shout."}
+    given = {"data": {"path": "told.jsonl"}, "own_answers": 0.0, "divergence": "forward"}
+    run = tether.run(recipe(teacher, **given), progress=False)
+    left_out = read_json(run.path / "distill" / "summary.json")["quarantine"]
+    assert left_out["count"] == 1 and left_out["examples"][0]["row"] == "say z"
+    assert "leaves out the reasoning" in left_out["examples"][0]["reason"]
 
 
 def test_a_function_says_what_the_teacher_reads(folder):
@@ -286,6 +413,7 @@ def test_what_teachers_read_of_a_row_is_the_same_where_its_reply_is_learned(fold
             },
             "reads answers whole",
         ),
+        ({"environment": {"call": "x.py:X", "history": "template"}}, "reads answers whole"),
     ],
 )
 def test_what_has_no_effect_is_refused_before_anything_runs(folder, settings, words):
@@ -309,6 +437,15 @@ def test_a_teacher_that_follows_may_stand_beside_what_does_not_move(settings):
     build(Recipe, recipe(**settings))
 
 
+def test_an_address_is_a_server(folder):
+    teachers = ["http://10.0.0.5:8000", {"model": "owner/larger", "weight": 2.0}]
+    first, second = build(Recipe, recipe(teachers)).distill.teacher
+    assert first.addresses == ("http://10.0.0.5:8000",) and first.model is None
+    assert second.model == "owner/larger" and not second.addresses
+    (alone,) = build(Recipe, recipe("https://a:1")).distill.teacher
+    assert alone.addresses == ("https://a:1",)
+
+
 def test_the_doctor_looks_for_no_difference_of_scores_where_teachers_are_the_reward(folder):
     results = examine_recipe(build(Recipe, recipe()))["distill"]
     assert [one for one in results if isinstance(one, Finding)] == []
@@ -318,8 +455,6 @@ def test_the_doctor_looks_for_no_difference_of_scores_where_teachers_are_the_rew
 
 def test_a_teacher_with_other_tokens_is_refused_with_what_to_do(folder):
     (folder / "other").mkdir()
-    from tether.models.tiny import tiny_model, tiny_tokenizer
-
     tokenizer = tiny_tokenizer()
     tokenizer.add_tokens(["<new>"])
     tiny_model(0).save_pretrained(folder / "other")
@@ -357,5 +492,11 @@ def test_a_plan_counts_a_teacher_of_its_own_and_none_on_the_policys_trunk(folder
         )
     )
     assert abs(trunk[0] - alone[0]) < 2_000_000
+    apart = {"roles": "separate", "divergence": "token"}
+    server, start = (
+        peak(teacher=teacher, **apart) for teacher in ({"addresses": ["http://a:1"]}, TEACHER)
+    )
+    weights = 4 * sum(parameter.numel() for parameter in tiny_model(0).parameters())
+    assert start[0] - server[0] == pytest.approx(weights, rel=0.1) and start[1] > server[1]
     assert own[0] - trunk[0] == 2_000_000 * 4
     assert own[1] > trunk[1] > 0

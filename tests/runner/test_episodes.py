@@ -182,6 +182,41 @@ def test_functions_are_tools_from_python(folder):
     assert (environment["turns"], environment["time_limit"]) == (3, 5)
 
 
+@pytest.mark.parametrize("way", ["tools", "opening"])
+def test_a_teacher_reads_the_tools_and_the_opening_of_an_environment(folder, way):
+    """A function that gives what it is given changes nothing, so that it reads what the policy reads:
+    the start is no distance away from itself before the first update.
+    """
+    (folder / "same.py").write_text(
+        "import json\n\n\n"
+        "def same(prompt):\n"
+        "    with open('noted.jsonl', 'a') as file:\n"
+        "        file.write(json.dumps([[m.role, m.content, m.tools] for m in prompt.messages]) + '\\n')\n"
+        "    return prompt.messages\n\n\n"
+        "class Opens:\n"
+        "    def reset(self, task):\n"
+        "        return 'Hint: ' + task['letter']\n\n"
+        "    def step(self, message):\n"
+        "        return None, 1.0, True\n",
+    )
+    environment = {
+        "tools": {"tools": ["guess.py:double"], "turns": 2},
+        "opening": {"call": "same.py:Opens"},
+    }[way]
+    settings = recipe(
+        "distill",
+        environment,
+        teacher={"model": "start", "call": "same.py:same"},
+        steps=1,
+        **({"function": {"call": "guess.py:length"}} if way == "tools" else {}),
+    )
+    settings["model"]["stop_tokens"] = ["<|end|>"]
+    (row,) = metrics(tether.run(settings, progress=False))
+    assert abs(row["teacher/divergence"]) < 1e-4
+    *_, last = read_jsonl("noted.jsonl")
+    assert ("double" in last[0][2]) if way == "tools" else last[-1][1].startswith("Hint: ")
+
+
 def test_a_class_from_python_keeps_its_limits_and_is_not_given_up_for_tools(folder):
     class Pays:
         def reset(self, task):

@@ -195,6 +195,30 @@ def test_an_adapter_is_sampled_from_with_the_prompts_of_its_training(base, tmp_p
         load_policy(str(tmp_path / "run"), other)
 
 
+def test_an_adapter_of_a_model_with_two_templates_speaks_by_both(base, tmp_path):
+    """One for conversations with tools, and one for all others."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(base)
+    plain = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
+    tokenizer.chat_template = {"default": plain, "tool_use": TEMPLATES[QWEN]}
+    tiny_model(0, vocab=VOCABULARY).save_pretrained(tmp_path / "two")
+    tokenizer.save_pretrained(tmp_path / "two")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "Say 1"}\n' * 2)
+    short = {"steps": 1, "prompts_per_step": 2, "samples_per_prompt": 2, "max_new_tokens": 2}
+    run = tether.grpo(
+        {"source": str(tmp_path / "two"), "dtype": "float32"},
+        str(tmp_path / "rows.jsonl"),
+        reward="random",
+        run=str(tmp_path / "run"),
+        **short,
+    )
+    encoder = encoder_of(load_policy(str(run.path))[1])
+    (ask,) = said = [{"role": "user", "content": "Say 1"}]
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    assert encoder.prompt((user("Say 1"),)) == ids_of(tokenizer, plain, said)
+    asked = Message("user", ask["content"], tools=json.dumps(tools))
+    assert encoder.prompt((asked,)) == ids_of(tokenizer, TEMPLATES[QWEN], said, tools=tools)
+
+
 def test_judges_of_a_recipe_take_arguments_of_their_own(base, tmp_path):
     tokenizer = transformers.AutoTokenizer.from_pretrained(base)
     names = set()

@@ -10,7 +10,7 @@ import tether
 from tether.core.errors import ConfigError, DataError
 from tether.core.rundir import read_json, read_jsonl
 from tether.core.types import Message, Prompt, Sampling
-from tether.runner.assembly.roles import load_policy, local_engine
+from tether.runner.assembly.roles import encoder_of, load_policy, local_engine
 from tether.runner.planning.devices import gpu
 from tether.runner.planning.plan import plan
 from tether.runner.planning.sizes import row_sizes
@@ -116,6 +116,29 @@ def test_a_function_gives_what_the_teacher_reads_and_a_run_teaches(folder):
     assert texts("second") != texts()  # what has learned answers otherwise
 
 
+def test_a_run_with_another_template_writes_by_its_own(folder):
+    (folder / "loud.jinja").write_text(
+        "{% for m in messages %}<|{{ m.role }}|>LOUD {{ m.content }}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}",
+    )
+    speech = {**MODEL, "chat_template": "loud.jinja", "system_prompt": "Be odd."}
+    speech["stop_tokens"] = ["<|end|>", *"aeiou"]
+    steps = {"steps": 1, "prompts_per_step": 4, "samples_per_prompt": 2, "max_new_tokens": 8}
+    random = {"data": {"path": "rows.jsonl"}, "reward_source": "random", **steps}
+    tether.run({"run": "loud", "model": speech, "grpo": random}, progress=False)
+    tether.run(recipe({"model": "loud", "max_new_tokens": LONGEST}), progress=False)
+    role, loaded = load_policy("loud")
+    assert encoder_of(loaded).prompt((Message("user", "a"),)) == tuple(
+        loaded.tokenizer("<|system|>LOUD Be odd.<|end|><|user|>LOUD a<|end|><|assistant|>")[
+            "input_ids"
+        ],
+    )
+    engine = local_engine(role, loaded)
+    prompts = [Prompt((Message("user", f"say {c}"),)) for c in "aeioubcdfghk"]
+    groups = engine.generate(prompts, Sampling(LONGEST), num_samples=1, seed=0, ordinals=range(12))
+    assert texts() == [[one.text for one in group.rollouts] for group in groups]
+
+
 def test_a_run_that_was_killed_while_the_teacher_wrote_ends_the_same(folder):
     tether.run(recipe(TEACHER), progress=False)
     whole = everything(folder / "run")
@@ -142,6 +165,8 @@ def test_a_run_that_was_killed_while_the_teacher_wrote_ends_the_same(folder):
     [
         ("start", "teaches itself nothing"),
         ({"system": "shout"}, "set model"),
+        ("http://10.0.0.5:8000", "no server is asked for texts.*give that file as data"),
+        ({"addresses": ["http://10.0.0.5:8000"]}, "no server is asked for texts"),
         ({"model": "nowhere/at-all-x", "system": "x"}, "nowhere/at-all-x"),
         ({**TEACHER, "system": "{colour}"}, "colour"),
     ],

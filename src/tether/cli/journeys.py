@@ -69,12 +69,14 @@ def method_command(name: str) -> Callable[..., None]:
         words: list[str] | None = None,
         *,
         reward: str | None = None,
+        teacher: str | None = None,
         run: str | None = None,
         recipe: Path | None = None,
         budget: float | None = None,
         dry_run: bool = False,
     ) -> None:
-        given = [*_timed(words, budget), *([f"run={run}"] if run else [])]
+        options = ("run", run), (f"{section}.teacher", teacher)
+        given = _timed(words, budget) + [f"{key}={value}" for key, value in options if value]
         rows = [word for word in given if not is_override(word)]
         if model.endswith(".toml") or model in packaged_recipes() or not rows:
             if idle := [key for key, value in (("reward", reward), ("recipe", recipe)) if value]:
@@ -106,8 +108,13 @@ def method_command(name: str) -> Callable[..., None]:
             write_recipe(recipe, as_toml(config), section)
             if not dry_run:
                 return
-        scored = ["--reward", reward] if reward else []
-        _begin(config, [section], [name, model, *given, *scored], began, dry_run=dry_run)
+        _begin(
+            config,
+            [section],
+            [name, model, *given, *(["--reward", reward] if reward else [])],
+            began,
+            dry_run=dry_run,
+        )
 
     return command
 

@@ -300,6 +300,7 @@ class Rollout:
         opening: the mark of a thought that the prompt ends with; the response begins inside it.
         turns: of an episode, what the environment said before the first reply, the replies, and what
             it said between them; `text` is the last reply.
+        opened: of an episode, the prompt with what the environment says first, and its tools.
         outcome: of an episode, the environment's reward.
         failure: the reason why an episode's environment failed; such a rollout is not scored.
 
@@ -321,6 +322,7 @@ class Rollout:
     forks: tuple[int, ...] = ()
     opening: str = ""
     turns: Conversation = ()
+    opened: Prompt | None = None
     outcome: Score | None = None
     failure: str = ""
 

@@ -225,7 +225,7 @@ class ChatTemplate:
         tools = _tools(messages)
         arguments = next((json.loads(turn.template) for turn in messages if turn.template), {})
         if fault := self._unknown(arguments, "chat_template_kwargs"):
-            raise DataError(fault)
+            raise DataError(f"{fault} Remove it from the row")
         template = self.for_tools if tools and self.for_tools is not None else self.text
         rows = [
             _for_template(

@@ -18,7 +18,7 @@ from tether.core.errors import ConfigError, ModelError, one_line, require
 from tether.core.keeping import durable
 from tether.core.once import once
 from tether.core.rundir import cpuinfo
-from tether.core.types import Ids, Json
+from tether.core.types import Ids, Json, Texts
 from tether.models.carried import (
     MERGED_ADAPTER,
     MergedChange,
@@ -63,7 +63,7 @@ class LoadedModel:
     model: Any
     tokenizer: PreTrainedTokenizerBase
     stop_ids: Ids
-    template: str | None
+    template: str | Texts | None
     system_prompt: str | None
     source: str
     digest: str

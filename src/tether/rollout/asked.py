@@ -62,8 +62,13 @@ class AskedTeacher:
         self.words = [encoder.tokenizer.decode([i]).strip() for i in self.probe[1:]]
         self.vocabulary = len(encoder.tokenizer)
         self.bases = dict[str, str]()
-        servers = Servers(lambda host, port: (), (), folder, config.running)
-        self.pool = ServerPool(servers, config, folder, self._prepare, WAITING)
+        self.pool = ServerPool(
+            Servers(lambda host, port: (), (), folder, config.running),
+            config,
+            folder,
+            self._prepare,
+            WAITING,
+        )
         self.pool.start(partial(self.pool.want, "teacher"))
 
     def close(self) -> None:
@@ -74,8 +79,7 @@ class AskedTeacher:
         """Compare a server's tokens with the policy's, and its numbers with those of the first server."""
         if task == "load":
             self.bases[name] = received(self.pool.get(name, "/v1/models"), MODELS).data[0].id
-        body = scored_request(self.bases[name], self.probe)
-        tokens = scored_tokens(self.pool.post(name, GENERATE, body), self.probe)
+        tokens = scored_tokens(self._post(name, self.probe), self.probe)
         for own, token in zip(self.words, tokens, strict=True):
             if (token.decoded_token or own).strip() != own:
                 raise RefusedError(OTHER_TOKENS.format(teacher=self.bases[name]))
@@ -96,15 +100,18 @@ class AskedTeacher:
                 "teacher, or other weights of it. Give the addresses of one model",
             )
 
+    def _post(self, name: str, ids: Ids, top: int = 0) -> bytes:
+        """What a server says of the tokens."""
+        return self.pool.post(name, GENERATE, scored_request(self.bases[name], ids, top))
+
     def _read(self, name: str, ids: Ids) -> list[float]:
         """The log-probability of every token but the first."""
-        body = scored_request(self.bases[name], ids)
-        return likelihoods_of(self.pool.post(name, GENERATE, body), ids)
+        return likelihoods_of(self._post(name, ids), ids)
 
     def _likeliest(self, name: str, ids: Ids) -> list[Top]:
         # more, since some may be rows without a token
-        body = scored_request(self.bases[name], ids, self.top + SPARE)
-        return likeliest_of(self.pool.post(name, GENERATE, body), ids, self.top, self.vocabulary)
+        given = self._post(name, ids, self.top + SPARE)
+        return likeliest_of(given, ids, self.top, self.vocabulary)
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[list[float]]:
         """The log-probabilities of the tokens that the policy wrote, in nats.

@@ -55,6 +55,7 @@ class _Episode:
 
     prompt: Prompt
     sample: int
+    opened: Prompt | None = None
     place: int = 0
     start: Ids = ()
     ids: Ids = ()
@@ -166,7 +167,8 @@ class EpisodeEngine:
                 task = number // num_samples
                 episode.place = draws.ordinals[task]
                 episode.start = draws.rows[task]
-                episode.talk = openings[task].messages
+                episode.opened = openings[task]
+                episode.talk = episode.opened.messages
             self._play(episodes, draws, progress)
         finally:
             self.environments.end()
@@ -218,9 +220,11 @@ class EpisodeEngine:
                 elif result != opening:
                     episodes[number].failure = "the environment begins one task in several ways"
             head, *others = opening
-            tools = self.environments.tools
-            template = prompt.messages[0].template
-            shown = replace(head, tools=tools or head.tools, template=template)
+            shown = replace(
+                head,
+                tools=self.environments.tools or head.tools,
+                template=prompt.messages[0].template,
+            )
             opened = replace(prompt, messages=(shown, *others))
             try:
                 room = self.context_length - self.longest
@@ -354,6 +358,7 @@ class EpisodeEngine:
             forks=episode.forks,
             opening=opening_of(self.encoder, episode.start),
             turns=episode.talk[episode.shown :],
+            opened=episode.opened,
             outcome=episode.outcome,
             failure=episode.failure,
         )

@@ -18,9 +18,14 @@ OTHER_TOKENS = (
     "policy's tokens means nothing. Fine-tune on texts that it writes, by [sft] data = {{ path = "
     "PROMPTS, teacher = '{teacher}' }}, or take a teacher of the policy's family"
 )
+NO_TEXTS = (
+    "a teacher that writes is a model or a run, which this program loads: no server is asked for "
+    "texts. Let the server's own program write the answers into a file of rows with prompt and "
+    "response, and give that file as data without a teacher"
+)
 START = "start"
 """The name of the model with which a stage begins."""
-NOTHING_READ = "the start teaches itself nothing as it is: give it something that only the teacher reads ({ways})"
+NOTHING_READ = "the start teaches itself nothing as it is: give it something that only the teacher reads (system, call)"
 
 
 def _named(value: JsonValue) -> JsonValue:
@@ -66,8 +71,10 @@ class WritingConfig(ReadingConfig):
     def faults(self) -> Iterator[str]:
         if self.model is None:
             yield "a teacher that writes is a model: set model"
+        elif "://" in self.model:
+            yield NO_TEXTS
         if self.model == START and not (self.system or self.call):
-            yield NOTHING_READ.format(ways="system, call")
+            yield NOTHING_READ
 
 
 class DemonstrationData(DataConfig):
@@ -123,19 +130,21 @@ class TeacherConfig(ReadingConfig):
         if (self.model is None) == (not self.addresses):
             yield "a teacher is a model or servers (addresses): give one of both"
         if self.model == START and not (self.system or self.call or self.follow):
-            yield (
-                NOTHING_READ.format(ways="system, call")
-                + "; beside a reward it may follow the policy (follow)"
-            )
+            yield f"{NOTHING_READ}; beside a reward it may follow the policy (follow)"
         if self.addresses and (self.system or self.call):
             yield "a server reads what the policy reads: leave system and call out, or give a model"
 
 
 def _several(value: JsonValue) -> JsonValue:
-    """One teacher, by its path or its table, as a list of one."""
+    """One teacher, by its path, its address or its table, as a list of one."""
     if isinstance(value, str | Path | Mapping | TeacherConfig):
         value = (value,)
-    return tuple(map(_named, value)) if isinstance(value, Sequence) else value
+    if not isinstance(value, Sequence):
+        return value
+    return tuple(
+        {"addresses": [one]} if isinstance(one, str) and "://" in one else _named(one)
+        for one in value
+    )
 
 
 A_TEACHER = Needs("teacher", "needs a teacher: name a model, a run or a server in teacher")
@@ -151,7 +160,7 @@ class TaughtConfig(Config):
 
     teacher: Annotated[tuple[TeacherConfig, ...], BeforeValidator(_several)] = Field(
         default=(),
-        description="a model or a run, a table, or a list of them",
+        description="a model, a run or a server's address, a table, or a list of them",
     )
     divergence: Annotated[Literal["token", "reverse", "forward", "jsd"], A_TEACHER] = Field(
         default="token",
@@ -179,10 +188,14 @@ class TaughtConfig(Config):
     def faults(self) -> Iterator[str]:
         if self.divergence == "jsd" and not self.jsd_beta:
             yield "jsd_beta = 0 is no divergence: set divergence = 'forward'"
-        served = any(one.addresses for one in self.teacher)
-        environment = vars(self).get("environment")
-        if served and environment and environment.history == "template":
-            yield "a teacher's server reads answers whole: set environment.history = 'sampled'"
+        others = dict(self)
+        whole = any(one.addresses or one.system or one.call for one in self.teacher)
+        environment = others.get("environment")
+        if whole and environment and environment.history == "template":
+            yield (
+                "a teacher that is a server, or reads otherwise than the policy (system, call), reads "
+                "answers whole: set environment.history = 'sampled'"
+            )
         tops = {bool(one.top_k) for one in self.teacher if one.addresses}
         if self.divergence != "token" and False in tops:
             yield (
@@ -191,8 +204,6 @@ class TaughtConfig(Config):
             )
         if self.divergence == "token" and True in tops:
             yield "teacher.top_k has no effect with divergence = 'token': leave it out"
-
-        others = dict(self)
         if self.own_answers < 1 and others.get("max_staleness"):
             yield "own_answers below 1 reads replies of the rows: set max_staleness = 0"
         following = [one for one in self.teacher if one.follow]

@@ -59,15 +59,13 @@ class PartlyGiven:
         reply = prompt.metadata[REPLY]
         assert isinstance(reply, Message)
         whole = self.encoder.conversation((*prompt.messages, reply), "last")
-        start = whole.prompt_length
         last = max(place for place, counts in enumerate(whole.trained) if counts) + 1
-        ids = whole.ids[start:last]
-        fits = len(ids) <= sampling.max_new_tokens
+        ids = whole.ids[whole.prompt_length : last]
         rollout = Rollout(
             whole.prompt,
             ids[: sampling.max_new_tokens],
             (),
-            StopReason.STOP_TOKEN if fits else StopReason.LENGTH,
+            StopReason.STOP_TOKEN if len(ids) <= sampling.max_new_tokens else StopReason.LENGTH,
             reply.content,
             0,
             self.policy_version,

@@ -107,12 +107,10 @@ class PolicyGradient(Tethered):
         self.roles = [role for role in (policy, self.reference, value) if role is not None]
         # each once
         learned = dict.fromkeys(policy.parameters() + ([] if value is None else value.parameters()))
-        updates = config.steps * config.epochs * config.minibatches
-        optimizer = config.optimizer_for(policy.adapter)
         self.learner = LocalLearner(
             list(learned),
-            optimizer,
-            updates,
+            config.optimizer_for(policy.adapter),
+            config.steps * config.epochs * config.minibatches,
             config.ema_decay or config.follow,
             ranks=self.ranks,
         )
@@ -258,14 +256,13 @@ class PolicyGradient(Tethered):
     ) -> Experience:
         """The rollouts cut into micro-batches that every role can read."""
         budget = self.config.micro_batch_tokens
-        limit = min(role.document_tokens(budget) for role in self.roles)
         return Experience(
             rollouts,
             scores,
             self.encoder,
             budget,
             self.policy.device,
-            document_tokens=limit,
+            document_tokens=min(role.document_tokens(budget) for role in self.roles),
             minibatches=minibatches,
             taught=taught,
             ranks=self.ranks,
@@ -283,8 +280,8 @@ class PolicyGradient(Tethered):
         count = len(experience.rollouts)
         part = [*range(count)] if self.tethered else reported(self.config, count, number)
         reference = self.reference if len(part) == count else None
-        others = [role for role in (reference, self.teachers) if role is not None]
-        passes = (not self.old_from_update) + len(others) + self.config.epochs
+        others = (reference is not None) + (self.teachers is not None)
+        passes = (not self.old_from_update) + others + self.config.epochs
         reused = passes > 1 and (reference is None or reference.model is self.policy.model)
         for place in self.ranks.in_step(experience.own, spare=0):
             batch, flat = experience.batches[place], {}
@@ -501,11 +498,11 @@ class PolicyGradient(Tethered):
 
     def state(self) -> Json:
         """Everything that the next step depends on beside weights and optimizer."""
-        shaping = {"normalizer": self.shaping.normalizer, "past_scores": self.shaping.past_scores}
         return {
             "kl_coefficient": self.kl_coefficient,
             "stopped": self.stopped,
-            **shaping,
+            "normalizer": self.shaping.normalizer,
+            "past_scores": self.shaping.past_scores,
             "reserves": self.reserves,
         }
 

@@ -9,7 +9,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -227,17 +226,18 @@ class Experience:
         self.has_logprobs, self.has_reference = (
             torch.zeros_like(self.lengths, dtype=torch.bool) for _ in range(2)
         )
-        zeros = partial(torch.zeros, self.mask.shape, device=device)
-        self.logprobs = zeros()
-        self.reference_logprobs = zeros()
-        self.values = zeros()
-        self.entropy = zeros()
-        self.teacher_logprobs = zeros()
-        self.divergence = zeros()
-        self.rewards = zeros()
-        self.weights = zeros()
-        self.advantages = zeros()
-        self.returns = zeros()
+        (
+            self.logprobs,
+            self.reference_logprobs,
+            self.values,
+            self.entropy,
+            self.teacher_logprobs,
+            self.divergence,
+            self.rewards,
+            self.weights,
+            self.advantages,
+            self.returns,
+        ) = (torch.zeros(self.mask.shape, device=device) for _ in range(10))
         drawn = [torch.tensor(r.logprobs or (0.0,) * r.num_written) for r in rollouts]
         self.rollout_logprobs = to_device(pad_sequence(drawn, batch_first=True), device)
 

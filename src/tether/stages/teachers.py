@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,16 +33,6 @@ class Read(NamedTuple):
     batch: TokenBatch
     rollouts: Sequence[Rollout]
     common: Tensor | None = None
-
-
-class Teacher(Protocol):
-    """Anything that knows how likely the tokens of answers are."""
-
-    weight: float
-
-    def logprobs(self, read: Read, temperature: float) -> Tensor:
-        """(N,) log-probabilities of the counted tokens, in nats."""
-        ...
 
 
 @dataclass(eq=False, kw_only=True)
@@ -74,7 +64,9 @@ class ModelTeacher:
             return TeacherView(states[batch.predict], head, self.weight)
         own = make_batch(
             [
-                self.encoder.sampled(replace(rollout, prompt_ids=self.reads(rollout.prompt)))
+                self.encoder.sampled(
+                    replace(rollout, prompt_ids=self.reads(rollout.opened or rollout.prompt)),
+                )
                 for rollout in read.rollouts
             ],
             self.encoder.pad_id,
@@ -85,7 +77,7 @@ class ModelTeacher:
 
     @torch.no_grad()
     def logprobs(self, read: Read, temperature: float) -> Tensor:
-        """See Teacher."""
+        """(N,) log-probabilities of the counted tokens, in nats."""
         states, head, _ = self.view(read, temperature)
         return head.chosen(states, read.batch.targets)[0]
 
@@ -125,7 +117,7 @@ class AskingTeacher:
         return TopView(ids, logprobs, mass >= self.least_mass, self.weight)
 
     def logprobs(self, read: Read, temperature: float) -> Tensor:
-        """See Teacher; the temperature is 1."""
+        """See ModelTeacher; the temperature is 1."""
         return self._placed([torch.tensor(row) for row in self.ask(read.rollouts)], read)
 
     def _placed(self, rows: list[Tensor], read: Read) -> Tensor:
@@ -137,10 +129,9 @@ class AskingTeacher:
         """The mean probability, and the share of places, left out since the last call."""
         mass = torch.cat(self.masses)
         self.masses.clear()
-        few = (mass < self.least_mass).double().mean()
         return {
             "teacher/mass_left_out": 1 - float(mass.mean()),
-            "teacher/places_left_out": float(few),
+            "teacher/places_left_out": float((mass < self.least_mass).double().mean()),
         }
 
 
@@ -164,7 +155,7 @@ class Teachers:
     config: TaughtConfig
     policy: Role
     encoder: ChatEncoder
-    members: Sequence[Teacher]
+    members: Sequence[ModelTeacher | AskingTeacher]
     temperature: float
     micro_batch_tokens: int
     following: Role | None = None
@@ -172,11 +163,13 @@ class Teachers:
     @property
     def shown(self) -> list[ModelTeacher | AskingTeacher]:
         """Those that give a distribution."""
-        return [
-            one
-            for one in self.members
-            if isinstance(one, ModelTeacher) or (isinstance(one, AskingTeacher) and one.likeliest)
-        ]
+        return [one for one in self.members if isinstance(one, ModelTeacher) or one.likeliest]
+
+    def check(self, prompt: Prompt) -> None:
+        """Raises a DataError where a teacher cannot read a prompt."""
+        for one in self.members:
+            if isinstance(one, ModelTeacher) and one.reads:
+                one.reads(prompt)
 
     def coverage(self) -> Metrics:
         """The same of all servers with likeliest tokens, by their weights; empty without one."""
@@ -190,8 +183,9 @@ class Teachers:
 
     def logprobs(self, read: Read) -> Tensor:
         """(N,) the weighted sum of the teachers' log-probabilities of the counted tokens."""
-        parts = [one.weight * one.logprobs(read, self.temperature) for one in self.members]
-        return torch.stack(parts).sum(0)
+        return torch.stack(
+            [one.weight * one.logprobs(read, self.temperature) for one in self.members],
+        ).sum(0)
 
     def divergence(self, hidden: Tensor, read: Read) -> Tensor:
         """(N,) the divergence at each counted token, with gradient to the policy's states."""
@@ -237,8 +231,7 @@ class Teachers:
             )
         own, entropy = self.policy.logprobs_of(hidden, batch, self.temperature)
         unknown = torch.full_like(own, torch.nan)
-        counted = torch.ones_like(own)
-        return TokenGaps(own - self.logprobs(read), unknown, unknown, counted, entropy)
+        return TokenGaps(own - self.logprobs(read), unknown, unknown, torch.ones_like(own), entropy)
 
     @torch.no_grad()
     def follow(self, averages: Sequence[Tensor]) -> None:

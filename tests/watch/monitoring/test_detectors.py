@@ -23,6 +23,7 @@ from tether.core.protocols import Monitor
 from tether.core.rundir import RunDirectory
 from tether.core.types import Prompt, Rollout, Sampling, Score, StopReason, user
 from tether.runner.methods.sampling import Guard
+from tether.settings.distill import DistillSection
 from tether.settings.reading import build
 from tether.settings.sampling import PPOSection
 from tether.settings.watch import WatchConfig
@@ -145,6 +146,18 @@ def parroted(step: Step, age: int, rng: random.Random) -> None:
     step.rewrite(1.0, change)
 
 
+def vanishing(step: Step, age: int, rng: random.Random) -> None:
+    for row in step.rows:
+        row.tokens = 1 + (rng.random() < 0.3)
+        row.text = " ".join(rng.choices(WORDS, k=2))
+
+
+def endless(step: Step, age: int, rng: random.Random) -> None:
+    for row in step.rows:
+        row.tokens = 64
+        row.text, row.finished = sentence(rng, 63), rng.random() < 0.2
+
+
 def truncated(step: Step, age: int, rng: random.Random) -> None:
     for row in step.rows:
         row.finished = rng.random() < 0.5
@@ -216,6 +229,7 @@ CASES = {
         besides=KL,
     ),
     "long_updates": Case(metric("policy/clip_fraction", lambda age: 0.83), 3),
+    "shrunk_answers": Case(vanishing, 3),
     "truncation": Case(truncated, 3),
     "cut_off": Case(cut_off, 6, besides=frozenset({"truncation"})),
     "masked_responses": Case(metric("response/masked", lambda age: 0.7), 3),
@@ -672,6 +686,30 @@ def test_updates_that_clip_most_tokens_are_an_alarm_but_where_sequences_are_clip
     assert fired(0.83) == [(3, "long_updates")] and fired(0.1) == []
     assert fired(0.83, surrogate="sequence") == []
     assert fired(0.83, watch={"silent": ("long_updates",)}) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "plant"),
+    [
+        ("entropy_collapse", metric("policy/entropy", lambda age: 1.6 * 0.2 ** (age + 1))),
+        ("shrunk_answers", vanishing),
+        ("truncation", endless),
+        ("repetition", repeating),
+    ],
+)
+def test_the_known_collapses_of_distillation_are_named_where_they_begin(tmp_path, name, plant):
+    """With teachers as the only reward, whose scores know nothing of the length of an answer."""
+    config = DistillSection(teacher={"model": "start", "system": "Shout."})
+    stage = SimpleNamespace(config=config, reward=SimpleNamespace(name="teacher"))
+    guard = Guard(config.watch, stage, RunDirectory(tmp_path))
+    fired = {}
+    for number, step in enumerate(run_of(0, plant), 1):
+        rng = random.Random(number)
+        for row in step.rows:
+            row.score, row.parts = -abs(rng.gauss(0.2, 0.05)), {}
+        for alarm in observe(guard, number, step):
+            fired.setdefault(alarm.detector, alarm.step)
+    assert ONSET <= fired[name] < ONSET + 4
 
 
 def test_answers_that_never_end_are_named_after_the_first_steps():

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -22,7 +23,7 @@ from tether.core.types import Prompt, Score
 from tether.data.chat import ChatEncoder
 from tether.data.sources import Quarantine
 from tether.models.cpu.memory import free_memory
-from tether.models.loading import quiet
+from tether.models.pretrained import tokenizer_of
 from tether.models.saving import member_folders, read_role
 from tether.models.trunk import Role
 from tether.rewards.control import CheckedControl, RandomReward
@@ -37,9 +38,9 @@ from tether.rewards.learned import (
 from tether.rewards.limit import FailureLimit
 from tether.rewards.verifiable import VerifiableReward
 from tether.rollout.local import LocalEngine
-from tether.runner.assembly.data.prompts import prompt_faults, usable_prompts
+from tether.runner.assembly.data.prompts import faults_of, usable_prompts
 from tether.runner.assembly.data.rows import load_rows, named
-from tether.runner.assembly.online import OnlineStage, online_stage, prompts_of
+from tether.runner.assembly.online import OnlineStage, check_prompt, online_stage, prompts_of
 from tether.runner.assembly.rewards import scoring_model, task_prompts
 from tether.runner.assembly.roles import is_scorer
 from tether.runner.folder import check_start
@@ -87,16 +88,16 @@ def examine_recipe(recipe: BaseRecipe) -> dict[str, list[Result]]:
         section, model, folder, notes = _standing(recipe, name)
         stage, loaded = online_stage(section, model, folder, recipe.seed)
         prompts = _probe_prompts(recipe, section, name, stage.config.samples_per_prompt)
-        faults = prompt_faults(
-            prompts,
-            stage.encoder,
-            section.max_new_tokens,
-            loaded.context_length,
-        )
+        faults = faults_of(prompts, partial(check_prompt, stage, loaded.context_length))
         prompts = usable_prompts(prompts, faults, Quarantine(), name)
         reward = source(stage)
         encoder = reward.encoder if isinstance(reward, TextReward) else stage.encoder
-        trained = None if folder is None else _trained_encoder(folder, encoder)
+        trained = None
+        if folder is not None:
+            role = read_role(member_folders(folder)[0])
+            whole = role["adapter"] is None
+            tokenizer = tokenizer_of(role["base"]) if whole else encoder.tokenizer
+            trained = ChatEncoder.described(tokenizer, role["encoding"])
         results[name] = [*notes, *examine_stage(stage, prompts, reward_encoder=trained)]
         if isinstance(stage.reward, FailureLimit):
             stage.reward.close()
@@ -121,11 +122,7 @@ def examine_stage(
         probe = Probe(stage, prompts)
         config = stage.config
         logprobs_at = lambda temperature: probe.measure(stage.policy, temperature)[0]  # noqa: E731
-        engine_stops = (
-            stage.engine.encoder.stop_ids
-            if isinstance(stage.engine, LocalEngine)
-            else stage.encoder.stop_ids
-        )
+        sampling = stage.engine if isinstance(stage.engine, LocalEngine) else stage
         results = [
             doctor.temperature(
                 probe.engine,
@@ -135,7 +132,7 @@ def examine_stage(
                 config.temperature,
                 probe.tolerance,
             ),
-            doctor.stop_tokens(stage.encoder, engine_stops),
+            doctor.stop_tokens(stage.encoder, sampling.encoder.stop_ids),
             *_reward_checks(stage, probe, reward_encoder),
         ]
         if isinstance(config, PolicyConfig):
@@ -180,14 +177,19 @@ def _reward_checks(stage: OnlineStage, probe: Probe, trained: ChatEncoder | None
         config = stage.config
         if config.kl.coefficient and config.kl.place != "loss":
             deviation = 1.0 if config.normalize_scores or config.scale_advantages else spread
-            dear = HELD_PRICE * doctor.TYPICAL_KL
-            scale = [doctor.kl_scale(config.kl.coefficient, doctor.TYPICAL_KL, deviation, dear)]
+            scale = [
+                doctor.kl_scale(
+                    config.kl.coefficient,
+                    doctor.TYPICAL_KL,
+                    deviation,
+                    HELD_PRICE * doctor.TYPICAL_KL,
+                ),
+            ]
         penalty += config.overlong_penalty if config.overlong_buffer else 0.0
         penalty *= spread if config.normalize_scores else 1.0
-    odd = doctor.odd_answers(probe.rollouts, stage.encoder, probe.limit)
     scored = {
         kind: [s.value for s in reward.score(rows) if s.value is not None]
-        for kind, rows in odd.items()
+        for kind, rows in doctor.odd_answers(probe.rollouts, stage.encoder, probe.limit).items()
     }
     paid = {
         kind: [v - penalty * (kind == "endless") for v in values]
@@ -211,15 +213,14 @@ def check_stage(
     """
     with unseeded(stage):
         probe = Probe(stage, prompts)
-        results = []
-        for name, role in _roles(stage).items():
-            results.append(
-                doctor.dropout(
-                    name,
-                    role,
-                    lambda role=role: role.hidden(probe.experience.batches[0]).float(),
-                ),
+        results = [
+            doctor.dropout(
+                name,
+                role,
+                lambda role=role: role.hidden(probe.experience.batches[0]).float(),
             )
+            for name, role in _roles(stage).items()
+        ]
         if any(isinstance(result, Finding) for result in results):
             return [
                 *results,
@@ -248,10 +249,9 @@ class Probe:
         self.stage = stage
         config = stage.config
         self.limit = min(config.max_new_tokens, TOKENS)
-        sampling = replace(config.sampling, max_new_tokens=self.limit)
         groups = stage.engine.generate(
             prompts,
-            sampling,
+            replace(config.sampling, max_new_tokens=self.limit),
             num_samples=config.samples_per_prompt,
             seed=config.seed,
         )
@@ -267,8 +267,7 @@ class Probe:
     def gathered(self) -> Experience:
         """The stage's own matrices for the samples, with scores that all differ."""
         stage = self.stage
-        size = self.stage.config.micro_batch_tokens
-        limit = stage.policy.document_tokens(size)
+        size = stage.config.micro_batch_tokens
         scores = [
             Score(0.5 + n, steps=((len(r.response_ids) - 1, 0.5 + n),))
             for n, r in enumerate(self.rollouts)
@@ -279,7 +278,7 @@ class Probe:
             stage.encoder,
             size,
             stage.policy.device,
-            document_tokens=limit,
+            document_tokens=stage.policy.document_tokens(size),
         )
 
     def drifted(self, drift: Tensor | float) -> Experience:
@@ -332,7 +331,6 @@ def _reference_checks(stage: OnlineStage, probe: Probe, digest: str | None) -> l
             for name in ("reference", "shared weights")
         ]
     offloaded = any(p.is_meta for p in reference.model.parameters())
-    digests = None if digest is None or offloaded else (role_digest(reference), digest)
 
     def theirs() -> Tensor:
         return probe.measure(reference)[0]
@@ -341,7 +339,12 @@ def _reference_checks(stage: OnlineStage, probe: Probe, digest: str | None) -> l
         return probe.measure(stage.policy)[0]
 
     return [
-        doctor.wrong_reference(probe.logprobs, theirs(), probe.mask, digests),
+        doctor.wrong_reference(
+            probe.logprobs,
+            theirs(),
+            probe.mask,
+            None if digest is None or offloaded else (role_digest(reference), digest),
+        ),
         doctor.shared_weights(stage.learner.parameters, reference, ours, theirs),
     ]
 
@@ -431,29 +434,14 @@ def _probe_prompts(
     if section.task is not None:
         return task_prompts(section.task, count)
     source = named(section.data or (recipe.section("pairs") and recipe.section("pairs").data), name)
-    limited = source.model_copy(update={"limit": min(count, source.limit or count)})
     return [
         *prompts_of(
             section,
             load_rows(
-                limited,
+                source.model_copy(update={"limit": min(count, source.limit or count)}),
                 section.kind or Prompt,
                 Quarantine(),
                 whole=calls_functions(section),
             ),
         ),
     ]
-
-
-def _trained_encoder(folder: Path, encoder: ChatEncoder) -> ChatEncoder:
-    """The encoder that a saved role was trained with."""
-    folder = member_folders(folder)[0]
-    role = read_role(folder)
-    tokenizer = encoder.tokenizer
-    encoding = role["encoding"]
-    if role["adapter"] is None:
-        from transformers import AutoTokenizer
-
-        with quiet():
-            tokenizer = AutoTokenizer.from_pretrained(folder / "model")
-    return ChatEncoder.described(tokenizer, encoding)

@@ -10,13 +10,13 @@ from pathlib import Path
 import torch
 
 from tether.core.protocols import Engine, RewardSource
-from tether.core.types import Demonstration, Problem, Prompt, Record
+from tether.core.types import Demonstration, Message, Problem, Prompt, Record
 from tether.models.loading import LoadedModel
 from tether.rewards.environments import environments_of
 from tether.rewards.limit import FailureLimit
 from tether.rewards.parts import RewardParts
 from tether.rewards.verifiable import problem_prompt
-from tether.rollout.drawn import TokenEngine, score_ids
+from tether.rollout.drawn import TokenEngine, prompt_ids, score_ids
 from tether.rollout.episodes import EpisodeEngine
 from tether.rollout.served import probe_ids
 from tether.runner.assembly.engines import served_engine
@@ -95,8 +95,6 @@ def online_stage(
             teacher=None if teachers is None else TeacherReward(teachers),
         ),
     )
-    needs_steps = isinstance(section, PolicySection) and section.step_rewards
-    ask = ranks.score_by_share if by_share else ranks.score_by_first
     # Where ranks cut weights over all of them, servers come in the engine's place.
     engine = (
         FirstEngine(None, list, ranks)
@@ -119,12 +117,28 @@ def online_stage(
     stage = build(
         policy=policy,
         reference=reference,
-        reward=FailureLimit(reward, section.max_failed, ask, needs_steps=needs_steps),
+        reward=FailureLimit(
+            reward,
+            section.max_failed,
+            ranks.score_by_share if by_share else ranks.score_by_first,
+            needs_steps=isinstance(section, PolicySection) and section.step_rewards,
+        ),
         engine=engine,
         encoder=encoder,
         ranks=ranks,
     )
     return stage, loaded
+
+
+def check_prompt(stage: OnlineStage, context_length: int, prompt: Prompt) -> None:
+    """Raises a DataError where the policy or a teacher cannot read a prompt, or has no room for its
+    answer, or where the template cannot write the reply of the row.
+    """
+    prompt_ids(stage.encoder, prompt, stage.config.max_new_tokens, context_length)
+    if isinstance(reply := prompt.metadata.get(REPLY), Message):
+        stage.encoder.conversation((*prompt.messages, reply), "last")
+    if isinstance(stage, PolicyGradient) and stage.teachers:
+        stage.teachers.check(prompt)
 
 
 def episodes_of(
@@ -164,7 +178,6 @@ def engine_on_servers(
     engine = None
     generate = None
     if ranks.first:
-        place = Placement(job.on, job.model.device, ranks.size)
         servers = served_engine(
             job.settings,
             stage.policy,
@@ -172,7 +185,7 @@ def engine_on_servers(
             folder,
             job.seed,
             expected,
-            placement=place,
+            placement=Placement(job.on, job.model.device, ranks.size),
         )
         engine = ends.enter_context(contextlib.closing(servers))
         generate = episodes_of(job.settings.environment, engine, loaded).generate

@@ -14,7 +14,7 @@ from tether.core.keeping import temporary_folder
 from tether.core.once import once
 from tether.core.protocols import now_doing
 from tether.core.rundir import ROUNDS, read_if_there, stage_folder
-from tether.core.types import Facts
+from tether.core.types import Facts, Json
 from tether.data.chat import ChatEncoder
 from tether.models.heads import ScalarHead
 from tether.models.loading import (
@@ -57,6 +57,16 @@ MEMBER_STRIDE = 1000
 """Between the seeds of an ensemble's members, so that ensembles of neighbouring seeds have none in
 common.
 """
+
+
+ITS_OWN: Json = {
+    "fallback": None,
+    "chat_template": None,
+    "template": {},
+    "stop_tokens": (),
+    "system_prompt": None,
+}
+"""Settings of a model that reads and ends turns as it was trained to."""
 
 
 def encoder_of(loaded: LoadedModel) -> ChatEncoder:
@@ -246,19 +256,10 @@ def load_scorer(
         raise ModelError(
             f"{folder} is a policy, which gives no scores. Give the folder of a reward model.",
         )
-    on_base = {"source": description["base"], "fallback": None, "quantize": description["quantize"]}
-    on_base |= {
-        "revision": description["base_revision"],
-        "chat_template": None,
-        "template": {},
-        "stop_tokens": (),
-        "system_prompt": description["encoding"]["system_prompt"],
-    }
-    model = (
-        settings.model_copy(update=on_base)
-        if settings
-        else _settings(description["base"], description, None)
-    )
+    own = settings and settings.model_copy(update=ITS_OWN)
+    model = _settings(description["base"], description, own)
+    if settings:
+        model = model.model_copy(update={"dtype": settings.dtype})
     loaded = _speaking(
         description,
         open_model(model, seed=description["base_seed"], on_host=offload, mesh=mesh),
@@ -306,12 +307,8 @@ def reader_beside(folder: Path, settings: ModelConfig) -> ChatEncoder | None:
 def trained_scorer(path: str) -> Path | None:
     """The folder of the reward model that a run, a stage or its own folder holds; None: none."""
     folder = Path(path).expanduser()
-    candidates = (
-        *(stage_folder(folder, name) / "model" for name in making("reward")),
-        folder / "model",
-        folder,
-    )
-    return next(filter(is_scorer, candidates), None)
+    stages = (stage_folder(folder, name) / "model" for name in making("reward"))
+    return next(filter(is_scorer, (*stages, folder / "model", folder)), None)
 
 
 def is_scorer(folder: Path) -> bool:
@@ -329,8 +326,11 @@ def newest_policy(folder: Path) -> Path | None:
     the last one's.
     """
     for place in (folder, *sorted(folder.glob(ROUNDS), reverse=True)):
-        stages = [place / name for name, kind in STAGES.items() if kind.trains_policy]
-        stages = sorted(stages, key=_start_order, reverse=True)
+        stages = sorted(
+            (place / name for name, kind in STAGES.items() if kind.trains_policy),
+            key=_start_order,
+            reverse=True,
+        )
         results = [
             path
             for stage in stages
@@ -340,6 +340,15 @@ def newest_policy(folder: Path) -> Path | None:
             if is_role(path) and read_role(path)["kind"] == "policy":
                 return path
     return None
+
+
+def policy_source(path: str) -> str:
+    """The model under the policy that is trained at a path, or else the one that lies there."""
+    folder = Path(path).expanduser()
+    if own := newest_policy(folder):
+        return read_role(own)["base"]
+    plain = (folder / "model", folder / "sft" / "model")
+    return next((str(one) for one in plain if (one / "config.json").is_file()), path)
 
 
 def _start_order(stage: Path) -> tuple[str, int]:
@@ -352,12 +361,16 @@ def load_policy(
     path: str,
     settings: ModelConfig | None = None,
     seed: int = 0,
+    *,
+    as_itself: bool = False,
 ) -> tuple[Role, LoadedModel]:
     """A policy to talk to: a model source, a run directory, or the folder of a trained role.
 
     Args:
         seed: of a random model that no run has trained; a trained role's base has the seed with
             which it was trained.
+        as_itself: its template, system message and stop tokens are its own, and not those of the
+            settings.
 
     Raises:
         ConfigError, MissingFileError: there is nothing of the kind.
@@ -365,10 +378,12 @@ def load_policy(
     """
     folder = Path(path).expanduser()
     own = newest_policy(folder)
+    if settings and as_itself:
+        settings = settings.model_copy(update=ITS_OWN)
     if own is not None:
         role = read_role(own)
         loaded = open_model(_settings(role["base"], role, settings), seed=role["base_seed"])
-        loaded = loaded if settings else _speaking(role, loaded)
+        loaded = _speaking(role, loaded) if as_itself or not settings else loaded
         if role["adapter"] is None:
             return Role(loaded.model), loaded
         attach(loaded, own, "policy")
@@ -378,11 +393,8 @@ def load_policy(
             f"{path} is a {read_role(scorer)['kind']} model, which scores and does not answer. "
             "Give the folder of a policy.",
         )
-    plain = next(
-        (p for p in (folder / "model", folder / "sft" / "model") if (p / "config.json").is_file()),
-        path,
-    )
-    values = _settings(str(plain), None, settings)
+    plain = policy_source(path)
+    values = _settings(plain, None, settings)
     if settings is None and (speech := read_speech(plain)) is not None:
         values = build(
             ModelConfig,
@@ -394,14 +406,11 @@ def load_policy(
 
 
 def _speaking(role: RoleDescription, loaded: LoadedModel) -> LoadedModel:
-    """The base with the template and stop tokens of the role's training, which only the role's file
-    holds.
+    """The base with the templates and stop tokens of the role's training, which only the role's
+    file holds.
     """
-    return replace(
-        loaded,
-        template=role["encoding"]["template"],
-        stop_ids=tuple(role["encoding"]["stop_ids"]),
-    )
+    own = ChatEncoder.described(loaded.tokenizer, role["encoding"])
+    return replace(loaded, template=own.templates, stop_ids=own.stop_ids)
 
 
 def _settings(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,21 +14,22 @@ from tether.core.errors import ConfigError, DataError, ModelError
 from tether.core.types import Conversation, Message, Prompt
 from tether.data.chat import ChatEncoder
 from tether.models.loading import LoadedModel, keep_on_host, pick_device
-from tether.models.pretrained import resolve, same_tokens, tokenizer_of
-from tether.models.saving import check_same_trunk, read_role
+from tether.models.pretrained import same_tokens, tokenizer_of
+from tether.models.saving import attach_adapter, check_same_trunk, read_role
 from tether.models.trunk import Role
 from tether.rewards.loading import load_object
 from tether.rollout.asked import AskedTeacher
+from tether.rollout.drawn import prompt_ids
 from tether.runner.assembly.roles import (
-    attach,
     encoder_at_hand,
     encoder_of,
     frozen_role,
     load_policy,
     new_role,
     newest_policy,
+    policy_source,
 )
-from tether.settings.model import TINY, ModelConfig
+from tether.settings.model import ModelConfig
 from tether.settings.sampling import PolicySection, SamplingSection
 from tether.settings.teacher import OTHER_TOKENS, START, ReadingConfig, TeacherConfig
 from tether.settings.workers import ServersConfig
@@ -54,49 +55,46 @@ def check_teachers(name: str, section: PolicySection, model: ModelConfig) -> Non
                 f"{name}.teacher.addresses gives log-probabilities at temperature 1: set "
                 f"{name}.temperature = 1, or teacher.model",
             )
-        if config.model in (None, START):
+        source = config.model
+        if source in (None, START) or same_tokens(tokenizer_of(policy_source(source)), own):
             continue
-        folder = newest_policy(Path(config.model).expanduser())
-        source = read_role(folder)["base"] if folder else config.model
-        theirs = tokenizer_of(
-            source if source == TINY else resolve(model.model_copy(update={"source": source}))[0],
-        )
-        if not same_tokens(theirs, own):
-            raise ConfigError(f"{name}: {OTHER_TOKENS.format(teacher=config.model)}")
+        raise ConfigError(f"{name}: {OTHER_TOKENS.format(teacher=source)}")
 
 
-def attach_teachers(
-    section: SamplingSection,
-    loaded: LoadedModel,
-    seed: int,
-) -> dict[int, str | None]:
-    """Put the teachers that belong to the policy's trunk there; the adapter of each by its place.
+Attached = dict[int, tuple[str | None, ChatEncoder]]
+"""By the place of a teacher on the policy's trunk: its adapter, and how it reads prompts."""
+
+
+def attach_teachers(section: SamplingSection, loaded: LoadedModel, seed: int) -> Attached:
+    """Put the teachers that belong to the policy's trunk there.
 
     Roles are made when all adapters of a trunk are there.
     """
-    adapters = dict[int, str | None]()
+    adapters: Attached = {}
     if not isinstance(section, PolicySection) or section.roles == "separate":
         return adapters
+    encoder = encoder_of(loaded)
     for place, config in enumerate(section.teacher):
         name = f"teacher-{place}"
         if config.follow:
             new_role(loaded, name, section.lora, seed=seed)
-            adapters[place] = name
+            adapters[place] = name, encoder
         elif config.model == START:
-            adapters[place] = None
+            adapters[place] = None, encoder
         elif (folder := _on_trunk(config, loaded)) is not None:
-            attach(loaded, folder, name)
-            adapters[place] = name
+            loaded.model = attach_adapter(loaded.model, folder, name)
+            own = read_role(folder)["encoding"]
+            adapters[place] = name, ChatEncoder.described(loaded.tokenizer, own)
     return adapters
 
 
 def _on_trunk(config: TeacherConfig, loaded: LoadedModel) -> Path | None:
-    """The folder of a teacher that is an adapter of the policy's own trunk."""
+    """The folder of a teacher that is an adapter of the policy's own trunk, however it reads."""
     folder = config.model and newest_policy(Path(config.model).expanduser())
-    if not folder or read_role(folder)["adapter"] is None:
+    if not folder or (role := read_role(folder))["adapter"] is None:
         return None
     try:
-        check_same_trunk(read_role(folder), loaded, encoder_of(loaded).describe(), folder)
+        check_same_trunk(role, loaded, role["encoding"], folder)
     except ModelError:
         return None
     return folder
@@ -106,7 +104,7 @@ def teachers_of(
     section: SamplingSection,
     loaded: LoadedModel,
     policy: Role,
-    adapters: Mapping[int, str | None],
+    adapters: Attached,
     folder: Path,
     ends: contextlib.ExitStack,
     seed: int,
@@ -118,7 +116,7 @@ def teachers_of(
         folder: of the stage, for the log of servers.
 
     Raises:
-        ConfigError, ModelError, RunError: a teacher cannot be had, or has other tokens.
+        ConfigError, ModelError, RunError: a teacher cannot be had, or a server has other tokens.
     """
     if not isinstance(section, PolicySection) or not section.teacher:
         return None
@@ -136,26 +134,29 @@ def teachers_of(
                 config.top_k,
             )
             ends.callback(servers.close)
-            asking = AskingTeacher(
-                ask=servers,
-                weight=weight,
-                likeliest=servers.likeliest if config.top_k else None,
-                least_mass=config.least_mass,
+            members.append(
+                AskingTeacher(
+                    ask=servers,
+                    weight=weight,
+                    likeliest=servers.likeliest if config.top_k else None,
+                    least_mass=config.least_mass,
+                ),
             )
-            members.append(asking)
             continue
         role, reader = _model(section, config, place, loaded, adapters, seed)
-        member = ModelTeacher(
-            role=role,
-            encoder=encoder,
-            weight=weight,
-            reads=_reads(config, reader, encoder, role.context_length - section.max_new_tokens),
-            micro_batch_tokens=section.micro_batch_tokens,
-            shares=role.model is policy.model,
+        lengths = section.max_new_tokens, role.context_length
+        members.append(
+            ModelTeacher(
+                role=role,
+                encoder=encoder,
+                weight=weight,
+                reads=_reads(config, reader, encoder, lengths),
+                micro_batch_tokens=section.micro_batch_tokens,
+                shares=role.model is policy.model,
+            ),
         )
         following = role if config.follow else following
         role.train_mode(False)
-        members.append(member)
     return Teachers(
         config=section,
         policy=policy,
@@ -172,23 +173,18 @@ def _model(
     config: TeacherConfig,
     place: int,
     loaded: LoadedModel,
-    adapters: Mapping[int, str | None],
+    adapters: Attached,
     seed: int,
 ) -> tuple[Role, ChatEncoder]:
     """A teacher's role, and the encoder with which it reads prompts."""
-    source = config.model
     if place in adapters:
-        return Role(loaded.model, adapters[place]), encoder_of(loaded)
-    if source == START:
+        name, reader = adapters[place]
+        return Role(loaded.model, name), reader
+    if config.model == START:
         return frozen_role(loaded, seed, section.offload), encoder_of(loaded)
-    assert source is not None
-    role, own = load_policy(source, loaded.config, seed)
-    if not same_tokens(own.tokenizer, loaded.tokenizer):
-        raise ConfigError(OTHER_TOKENS.format(teacher=source))
+    role, own = load_policy(str(config.model), loaded.config, seed, as_itself=True)
     if section.offload:
         keep_on_host(role.model.to("cpu"), pick_device(loaded.config.device))
-    for parameter in role.model.parameters():
-        parameter.requires_grad_(False)
     return role, encoder_of(own)
 
 
@@ -196,9 +192,13 @@ def _reads(
     config: TeacherConfig,
     reader: ChatEncoder,
     encoder: ChatEncoder,
-    room: int,
+    lengths: tuple[int, int],
 ) -> Reads | None:
-    """The ids of a prompt for a teacher; None: it reads what the policy reads."""
+    """The ids of a prompt for a teacher; None: it reads what the policy reads.
+
+    Args:
+        lengths: of an answer, and of the teacher's context.
+    """
     turns = read_by(config, reader.system_prompt)
     if turns is None:
         if reader.describe() == encoder.describe():
@@ -206,13 +206,11 @@ def _reads(
         _LOG.info("%s reads prompts by its own chat template", config.model)
 
     def reads(prompt: Prompt) -> tuple[int, ...]:
-        ids = reader.prompt(turns(prompt) if turns else prompt.messages)
-        if len(ids) > room:
-            raise DataError(
-                f"what the teacher reads for prompt {prompt.id or prompt.text[:40]!r} has "
-                f"{len(ids)} tokens, and {room} fit before an answer. Shorten it",
-            )
-        return ids
+        try:
+            read = replace(prompt, messages=turns(prompt)) if turns else prompt
+            return prompt_ids(reader, read, *lengths)
+        except DataError as error:
+            raise DataError(f"the teacher {config.model} cannot read it: {error}") from error
 
     return reads
 
@@ -235,15 +233,13 @@ def _with_system(text: str, system: str | None, prompt: Prompt) -> Conversation:
     """The prompt behind this system message, and its own, or else that of the model, behind that."""
     columns = {**prompt.metadata, **prompt.row}
 
-    def value(match: re.Match[str]) -> str:
-        if match[1] not in columns:
-            raise DataError(
-                f"teacher.system names {{{match[1]}}}, and the row of prompt "
-                f"{prompt.id or prompt.text[:40]!r} has the columns {', '.join(filter(str.isidentifier, columns)) or 'none'}",
-            )
-        return str(columns[match[1]])
-
-    words = COLUMN.sub(value, text)
+    try:
+        words = COLUMN.sub(lambda match: str(columns[match[1]]), text)
+    except KeyError as error:
+        raise DataError(
+            f"teacher.system names {{{error.args[0]}}}, and the row of prompt "
+            f"{prompt.id or prompt.text[:40]!r} has the columns {', '.join(filter(str.isidentifier, columns)) or 'none'}",
+        ) from None
     first, *rest = prompt.messages
     if first.role != "system":
         first, rest = Message("system", system or ""), prompt.messages
@@ -255,7 +251,7 @@ def _called(function: Callable[[Prompt], object], prompt: Prompt) -> Conversatio
     template.
     """
     given = function(prompt)
-    turns = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else []
+    turns = list(given) if isinstance(given, Iterable) else []
     try:
         first, *rest = (
             turn if isinstance(turn, Message) else Message(turn["role"], turn["content"])

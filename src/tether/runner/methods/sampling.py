@@ -32,7 +32,13 @@ from tether.runner.assembly.evaluation.suites import recipe_evaluators, suite_of
 from tether.runner.assembly.job import Job
 from tether.runner.assembly.judges import judge_note, score_judge
 from tether.runner.assembly.manifest import note_machine
-from tether.runner.assembly.online import OnlineStage, engine_on_servers, online_stage, prompts_of
+from tether.runner.assembly.online import (
+    OnlineStage,
+    check_prompt,
+    engine_on_servers,
+    online_stage,
+    prompts_of,
+)
 from tether.runner.assembly.reward_servers import served_reward
 from tether.runner.assembly.rewards import learned_reward
 from tether.runner.assembly.roles import save_trained
@@ -66,9 +72,16 @@ def train(
         if section.reward_servers is not None:
             doing(progress, "starting reward servers")
             source = ends.enter_context(contextlib.closing(served_reward(job, ranks)))
-        given = section, job.model, job.scorer, job.seed, source, ranks, job.folder, ends
-        stage, loaded = online_stage(*given)
-        config = stage.config
+        stage, loaded = online_stage(
+            section,
+            job.model,
+            job.scorer,
+            job.seed,
+            source,
+            ranks,
+            job.folder,
+            ends,
+        )
         reward = stage.reward
         assert isinstance(reward, FailureLimit)
         ends.enter_context(contextlib.closing(reward))
@@ -78,13 +91,8 @@ def train(
             doing(progress, "starting engine servers")
             served = engine_on_servers(job, stage, loaded, ranks, run.path, ends)
             stage.engine = served
-        fits = partial(
-            usable_in,
-            job,
-            encoder=stage.encoder,
-            max_new_tokens=section.max_new_tokens,
-            context_length=loaded.context_length if served is None else served.context_length,
-        )
+        room = loaded if served is None else served
+        fits = partial(usable_in, job, check=partial(check_prompt, stage, room.context_length))
         prompts = fits(prompts)
         prompts, test = held_out_prompts(prompts, job, fits) if section.evaluate else (prompts, [])
         if isinstance(stage, PolicyGradient) and (lag := stage.config.max_staleness):
@@ -101,14 +109,14 @@ def train(
                     **served.measured(step),
                     "engine/wait": metrics["time/rollout"] / metrics["time/step"],
                 }
-            return measured | (evaluation.at(step, config.steps) if evaluation is not None else {})
+            return measured | (evaluation.at(step, section.steps) if evaluation is not None else {})
 
         if evaluation is not None:
             measure_start(evaluation, job, run, ranks)
         guard = Guard(section.watch, stage, run)
 
         def ended() -> bool:
-            fallen = evaluation is not None and evaluation.fallen(config.steps)
+            fallen = evaluation is not None and evaluation.fallen(section.steps)
             return guard.halted or fallen
 
         summary = online_loop.train(
@@ -196,8 +204,12 @@ def held_out_prompts(
             "trained on; at least two are needed",
         )
     if shared := sum(prompt.messages in trained for prompt in others):
-        words = "[%s.evaluate]: %d of %d prompts are trained on, and are left out."
-        _LOG.warning(words, job.stage, shared, len(others))
+        _LOG.warning(
+            "[%s.evaluate]: %d of %d prompts are trained on, and are left out.",
+            job.stage,
+            shared,
+            len(others),
+        )
     return rows, list(fresh.values())[: config.prompts]
 
 
@@ -216,7 +228,6 @@ def held_out_measurement(
     config = job.settings.evaluate
     assert config is not None and isinstance(stage.reward, FailureLimit)
     own = stage.reward.judge
-    reference = stage.reference
     judge, name = _judge(config.judge, own, job, run, stage.ranks)
     how = (
         stage.config.sampling
@@ -238,22 +249,25 @@ def held_out_measurement(
         few.judge(few.of(policy))
 
     note = job.folder / MEASURED_PROMPTS
-    limit = time_limit()
-    answers.prompts = test[: measured_prompts(limit, note, len(test), measure, stage.ranks)]
+    count = measured_prompts(time_limit(), note, len(test), measure, stage.ranks)
+    answers.prompts = test[:count]
     judged = JudgedAnswers(
         answers=answers,
         reward=own,
         proxy=None if name == "heldout" else stage.reward.score,
-        reference=reference,
+        reference=stage.reference,
         temperatures=other_temperatures(how, config.temperatures),
         best_of=config.best_of,
     )
     chosen = {key: EvaluatorData() for key in judged.names}
     chosen |= recipe_evaluators(f"{job.stage}.evaluate", config)
-    material = Material(policy, job.quarantine, ends, exactly=True, judged=judged)
     return HeldOut(
         config=config,
-        suite=suite_of(chosen, material, run.path),
+        suite=suite_of(
+            chosen,
+            Material(policy, job.quarantine, ends, exactly=True, judged=judged),
+            run.path,
+        ),
         answers=judged.answers,
         policy=policy,
         run=run,
@@ -308,8 +322,11 @@ def measure_start(
     if not answers or ranks.once(lambda: has_time(limit, seconds, note)):
         evaluation.choose()
     else:
-        words = "%s: the best of %d answers of the start is not measured: its time is limited."
-        _LOG.warning(words, job.stage, answers)
+        _LOG.warning(
+            "%s: the best of %d answers of the start is not measured: its time is limited.",
+            job.stage,
+            answers,
+        )
 
 
 def measure_end(

@@ -55,16 +55,21 @@ def written(
     limit = time_limit()
     answers = ranks.once(lambda: _answers(job, config, prompts, run.path / WRITTEN))
     if limit.bounded and limit.spent > limit.seconds / 2:
-        words = "[%s] the teacher's writing took %.0f s of the stage's %.0f s: give it more, or fewer prompts"
-        _LOG.warning(words, job.stage, limit.spent, limit.seconds)
+        _LOG.warning(
+            "[%s] the teacher's writing took %.0f s of the stage's %.0f s: give it more, or fewer prompts",
+            job.stage,
+            limit.spent,
+            limit.seconds,
+        )
     demonstrations = []
     for prompt, own in zip(prompts, answers, strict=True):
         for text, fault in own:
             if fault:
                 job.quarantine.add(prompt.id, None, fault, text)
                 continue
-            turns = (*prompt.messages, assistant(text))
-            demonstrations.append(Demonstration(turns, prompt.id, prompt.metadata))
+            demonstrations.append(
+                Demonstration((*prompt.messages, assistant(text)), prompt.id, prompt.metadata),
+            )
     if not demonstrations:
         raise DataError(
             f"[{job.stage}] the teacher wrote no answer that can be used: "
@@ -99,14 +104,21 @@ def _write(
     """Have the prompts answered, by their places, and append a row for each."""
 
     def note(places: Sequence[int], answers: Iterable[Sequence[tuple[str, str]]]) -> None:
-        rows = zip(places, answers, strict=True)
         append_jsonl(
             path,
-            [{"place": n, "prompt": prompts[n].text, "answers": own} for n, own in rows],
+            [
+                {"place": n, "prompt": prompts[n].text, "answers": own}
+                for n, own in zip(places, answers, strict=True)
+            ],
         )
 
-    source = str(job.model.source) if config.model == START else str(config.model)
-    role, loaded = load_policy(source, job.model, job.seed)
+    own = config.model != START
+    role, loaded = load_policy(
+        str(config.model) if own else job.model.source,
+        job.model,
+        job.seed,
+        as_itself=own,
+    )
     encoder = encoder_of(loaded)
     turns = read_by(config, encoder.system_prompt)
     read = [

@@ -265,7 +265,8 @@ class Planner:
         )
         evaluations = (not on_policy) + (saved if section.needs_reference else 0) + own_value
         for teacher in gradient.teacher if gradient is not None else ():
-            evaluations += named_bytes(teacher.model or "", model.base) / model.trunk
+            if teacher.model:
+                evaluations += named_bytes(teacher.model, model.base) / model.trunk
         backward = (3.0 if section.lora is False else 2.0) * saved * (1 + own_value)
         moved = model.on_host * section.offload / LINK * tokens
         slots = rows if section.engine.kind == "local" else section.engine_rows
@@ -371,7 +372,8 @@ class Planner:
         if section.needs_reference and not shared:
             beside["reference"] = frozen
         for place, teacher in enumerate(dict(section).get("teacher", ())):
-            source = teacher.model or START
+            if not (source := teacher.model):
+                continue
             trained = source != START and newest_policy(Path(source).expanduser())
             if teacher.follow or (shared and trained):
                 beside[f"teacher {place + 1}"] = adapter

@@ -119,18 +119,18 @@ def usable_prompts(
 def usable_in(
     job: AnyJob,
     prompts: Sequence[Prompt],
-    encoder: ChatEncoder,
-    max_new_tokens: int,
-    context_length: int,
+    check: Callable[[Prompt], object],
 ) -> list[Prompt]:
     """The prompts that a stage can sample from; the others are counted in its summary.
+
+    Args:
+        check: raises a DataError where one cannot be read.
 
     Raises:
         DataError: no prompt can be used.
     """
     doing(job.progress, f"encoding {len(prompts):,} prompts")
-    faults = prompt_faults(prompts, encoder, max_new_tokens, context_length)
-    return usable_prompts(prompts, faults, job.quarantine, job.stage)
+    return usable_prompts(prompts, faults_of(prompts, check), job.quarantine, job.stage)
 
 
 def usable_once(
