@@ -71,7 +71,9 @@ def plain(function: Callable[..., object], completions: Shape = "texts") -> Func
 
 def _outcome(reply: Reply) -> SimpleNamespace:
     """An episode as TRL's `HarnessRolloutOutcome`."""
-    calls = [call["function"]["name"] for turn in reply.turns for call in turn.get("tool_calls", ())]
+    calls = [
+        call["function"]["name"] for turn in reply.turns for call in turn.get("tool_calls", ())
+    ]
     return SimpleNamespace(
         env_reward=reply.outcome.value,
         completion=reply.turns,
