@@ -25,7 +25,7 @@ from tether.core.types import (
     user,
 )
 from tether.data.sources import Quarantine
-from tether.rewards.forms import Reply, plain
+from tether.rewards.forms import LastReply, plain
 from tether.rewards.function import FunctionReward
 from tether.rewards.servers import ROLLOUTS
 from tether.rewards.verifiable import problem_prompt
@@ -73,7 +73,7 @@ def arguments(prompts: list[Prompt]) -> dict[str, Any]:
         seen.update(columns)
         return [0.0] * len(completions)
 
-    plain(reward)(prompts, [Reply("said")] * len(prompts))
+    plain(reward)(prompts, [LastReply("said")] * len(prompts))
     return seen
 
 
@@ -105,7 +105,7 @@ def test_a_column_that_some_rows_lack_is_none_there_in_every_call(tmp_path):
     def reward(completions, tests):
         return [1.0 if one else 0.0 for one in tests]
 
-    assert [plain(reward)([prompt], [Reply("said")]) for prompt in prompts] == [[0.0], [1.0]]
+    assert [plain(reward)([prompt], [LastReply("said")]) for prompt in prompts] == [[0.0], [1.0]]
 
 
 def test_a_name_of_metadata_that_some_prompts_lack_is_none_there_in_every_call(tmp_path):
@@ -115,7 +115,7 @@ def test_a_name_of_metadata_that_some_prompts_lack_is_none_there_in_every_call(t
     def reward(completions, hint):
         return [1.0 if one else 0.0 for one in hint]
 
-    assert [plain(reward)([prompt], [Reply("said")]) for prompt in prompts] == [[0.0], [1.0]]
+    assert [plain(reward)([prompt], [LastReply("said")]) for prompt in prompts] == [[0.0], [1.0]]
     assert [prompt.metadata for prompt in prompts] == [{}, {"hint": "x"}]
 
 
@@ -142,7 +142,7 @@ def test_a_column_under_a_name_that_is_taken_is_named_in_the_log(tmp_path, caplo
             seen.extend([prompts, completions])
             return [0.0]
 
-        plain(reward)([prompt], [Reply("said")])
+        plain(reward)([prompt], [LastReply("said")])
     assert seen == [["Say hi"], ["said"]]
     assert "column completions, which is not passed" in caplog.text and prompt.row[
         "completions"
@@ -159,7 +159,7 @@ def test_an_argument_without_a_column_is_refused_with_the_columns_that_there_are
         RewardError,
         match=("needs 'anwser', and the rows have no such column; they have: answer, completions"),
     ):
-        plain(reward)([prompt], [Reply("said")])
+        plain(reward)([prompt], [LastReply("said")])
 
 
 def test_checked_answers_are_derived_and_the_row_is_as_it_was(tmp_path):

@@ -20,7 +20,7 @@ from tether.core.once import once
 from tether.core.types import Entries, Json, Prompt, Rollout, Score
 from tether.settings.rewards import Shape
 
-Function = Callable[[Sequence[Prompt], Sequence["Reply"]], object]
+Function = Callable[[Sequence[Prompt], Sequence["LastReply"]], object]
 """(prompts, responses), one prompt a response -> a number, a `Score` or None for each; or what
 gives them when awaited.
 """
@@ -32,7 +32,7 @@ TAKEN = (
 _LOG = logging.getLogger("tether.rewards")
 
 
-class Reply(str):
+class LastReply(str):
     """The text of a reply, as a reward function gets it; of an episode the last one.
 
     Attributes:
@@ -44,7 +44,7 @@ class Reply(str):
     outcome = Score(None)
 
     @classmethod
-    def of(cls, rollout: Rollout) -> Reply:
+    def of(cls, rollout: Rollout) -> LastReply:
         reply = cls(rollout.text)
         reply.turns = [turn.as_row() for turn in rollout.turns]
         reply.outcome = rollout.outcome or reply.outcome
@@ -60,7 +60,7 @@ def plain(function: Callable[..., object], completions: Shape = "texts") -> Func
     """
     parameters = _parameters(function)
 
-    def score(prompts: Sequence[Prompt], responses: Sequence[Reply]) -> object:
+    def score(prompts: Sequence[Prompt], responses: Sequence[LastReply]) -> object:
         if "completions" in parameters:
             return function(**_columns(prompts, responses, completions, parameters))
         return [function(_outcome(response)) for response in responses]
@@ -69,7 +69,7 @@ def plain(function: Callable[..., object], completions: Shape = "texts") -> Func
     return functools.wraps(function)(score) if foreign else function
 
 
-def _outcome(reply: Reply) -> SimpleNamespace:
+def _outcome(reply: LastReply) -> SimpleNamespace:
     """An episode as TRL's `HarnessRolloutOutcome`."""
     calls = [
         call["function"]["name"] for turn in reply.turns for call in turn.get("tool_calls", ())
@@ -94,7 +94,7 @@ def _parameters(function: Callable[..., object]) -> Mapping[str, inspect.Paramet
 
 def _columns(
     prompts: Sequence[Prompt],
-    responses: Sequence[Reply],
+    responses: Sequence[LastReply],
     shape: Shape,
     parameters: Mapping[str, inspect.Parameter],
 ) -> Mapping[str, Sequence[object]]:

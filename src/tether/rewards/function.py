@@ -13,7 +13,7 @@ from tether.core.secrets import redact
 from tether.core.types import Prompt, Rollout, Score
 from tether.core.watchdog import Watchdog
 from tether.rewards.calling import Guarded
-from tether.rewards.forms import Function, Reply
+from tether.rewards.forms import Function, LastReply
 from tether.rewards.loading import load_function
 from tether.rewards.parts import RewardParts
 from tether.rewards.returned import NO_SCORE, TAKEN_PARTS, in_parts, placed, scores_of, whole_groups
@@ -71,7 +71,7 @@ class FunctionReward:
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
         """A score for each; the answers to one prompt are in one call, whatever `batch` is."""
         groups = whole_groups(rollouts, self.batch)
-        scores = self._scored([(r.prompt, Reply.of(r)) for r in group] for group in groups)
+        scores = self._scored([(r.prompt, LastReply.of(r)) for r in group] for group in groups)
         return [
             placed(score, rollout, self.source)
             for score, rollout in zip(scores, rollouts, strict=True)
@@ -79,13 +79,13 @@ class FunctionReward:
 
     def score_texts(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> list[Score]:
         """The same of texts; neighbours with one prompt are in one call."""
-        pairs = list(zip(prompts, map(Reply, responses), strict=True))
+        pairs = list(zip(prompts, map(LastReply, responses), strict=True))
         return self._scored(in_parts(pairs, self.batch, lambda before, one: before[0] == one[0]))
 
-    def _scored(self, parts: Iterable[list[tuple[Prompt, Reply]]]) -> list[Score]:
+    def _scored(self, parts: Iterable[list[tuple[Prompt, LastReply]]]) -> list[Score]:
         return [score for part in parts for score in self._call(part)]
 
-    def _call(self, pairs: list[tuple[Prompt, Reply]]) -> list[Score]:
+    def _call(self, pairs: list[tuple[Prompt, LastReply]]) -> list[Score]:
         """Scores of one call; the function gets copies, so that the run's prompts stay as they
         are.
         """
