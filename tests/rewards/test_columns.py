@@ -258,7 +258,7 @@ def episode(**outcome):
         Sampling(),
         Prompt((user("2 + 2?"),), row={"answer": 4}),
         spans=((0, 1), (2, 3)),
-        turns=TURNS,
+        turns=(user("What the environment says first."), *TURNS),
         outcome=Score(0.5, {"unread_calls": 2}) if outcome else None,
     )
 

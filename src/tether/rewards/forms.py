@@ -13,6 +13,7 @@ import inspect
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import dropwhile
 from types import SimpleNamespace
 
 from tether.core.errors import RewardError
@@ -36,7 +37,8 @@ class LastReply(str):
     """The text of a reply, as a reward function gets it; of an episode the last one.
 
     Attributes:
-        turns: the messages of its episode, the replies with their calls and what was said to them.
+        turns: the messages of its episode from the first reply on: replies with their calls, and
+            what was said to them.
         outcome: what its environment gave.
     """
 
@@ -46,7 +48,8 @@ class LastReply(str):
     @classmethod
     def of(cls, rollout: Rollout) -> LastReply:
         reply = cls(rollout.text)
-        reply.turns = [turn.as_row() for turn in rollout.turns]
+        turns = dropwhile(lambda turn: turn.role != "assistant", rollout.turns)
+        reply.turns = [turn.as_row() for turn in turns]
         reply.outcome = rollout.outcome or reply.outcome
         return reply
 
