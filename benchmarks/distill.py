@@ -253,6 +253,16 @@ COLUMNS = {
     "sentence": (("reverse", 1.0), ("forward", 1.0), ("tokens", 1.0), ("tokens", 0.0)),
     "policy": (("gold", 1.0), ("gold", 0.0), ("tokens", 1.0)),
 }
+DIFFERENCES = (
+    ("PPO, the teacher", "start"),
+    ("PPO, random reward", "start"),
+    ("distilled, reverse", "start"),
+    ("SFT on its texts", "start"),
+    ("distilled, reverse", "PPO, the teacher"),
+    ("SFT on its texts", "PPO, the teacher"),
+    ("distilled, reverse", "SFT on its texts"),
+)
+"""Arms of the policy whose gold scores are compared on the same prompts."""
 HEADS = {
     "reverse": "KL(student, teacher)",
     "forward": "KL(teacher, student)",
@@ -280,6 +290,33 @@ def table(rows: Sequence[Json], task: str) -> str:
     return "\n".join(lines)
 
 
+def differences(rows: Sequence[Json]) -> str:
+    """By how much the gold score of one arm is above another's, prompt by prompt."""
+    scores = {
+        (row["arm"], row["temperature"], row["seed"], row["prompt"]): row["gold"]
+        for row in rows
+        if row["task"] == "policy"
+    }
+    lines = ["| gold score | sampled | greedy |", "|---|---|---|"]
+    for one, other in DIFFERENCES:
+        cells = []
+        for temperature in TEMPERATURES:
+            gaps = [
+                {"seed": seed, "prompt": prompt, "gap": value - scores[other, at, seed, prompt]}
+                for (arm, at, seed, prompt), value in scores.items()
+                if (arm, at) == (one, temperature)
+            ]
+            cells.append(words(estimate(gaps, "gap")))
+        lines.append(f"| {one} − {other} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def tables(rows: Sequence[Json], task: str) -> str:
+    """All that is printed of a task."""
+    parts = [table(rows, task), *([differences(rows)] if task == "policy" else [])]
+    return "\n\n".join(parts)
+
+
 def words(value: Estimate) -> str:
     digits = 1 if abs(value.value) >= 10 else 2
     if value.low is None or not np.isfinite(value.low):
@@ -297,7 +334,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.table:
         rows = recorded()
-        print("\n\n".join(table(rows, task) for task in options.tasks))
+        print("\n\n".join(tables(rows, task) for task in options.tasks))
         return
     rows, seconds = list[Json](), dict[str, list[float]]()
     for seed in options.seeds:
@@ -310,7 +347,7 @@ def main() -> None:
         print(json.dumps(seconds), flush=True)
         if not options.smoke:
             save(rows, seconds)
-    print("\n\n".join(table(rows, task) for task in options.tasks))
+    print("\n\n".join(tables(rows, task) for task in options.tasks))
 
 
 def recorded() -> Rows:
