@@ -52,7 +52,7 @@ def word_of(summary: Json) -> str:
     """What the report's headline says after its numbers."""
     policy = SubRun("ppo", metrics=[{"step": 1, "reward/proxy": 0.0}], summary=summary)
     words = conclusion(Journey(SubRun(""), [policy], [], [])).headline.rpartition(": ")[2]
-    return next(key for key, (_, ending) in HEADLINES.items() if words == ending)
+    return next(key for key, ending in HEADLINES.items() if words == ending)
 
 
 def rates(runs: int) -> list[dict[str, object]]:
