@@ -88,7 +88,7 @@ class ChatTemplate:
 
     @cached_property
     def closing(self) -> str:
-        """What the template writes between the thought and the words of a reply.
+        """The text that the template writes between the thought and the words of a reply.
 
         Raises:
             DataError: it writes no thought.

@@ -101,7 +101,7 @@ class AskedTeacher:
             )
 
     def _post(self, name: str, ids: Ids, top: int = 0) -> bytes:
-        """What a server says of the tokens."""
+        """Send the tokens to a server, and return its answer with their log-probabilities."""
         return self.pool.post(name, GENERATE, scored_request(self.bases[name], ids, top))
 
     def _read(self, name: str, ids: Ids) -> list[float]:

@@ -107,8 +107,8 @@ class _KeptTalk(SlotDecoding):
         return dict(self.finished)
 
     def _feed(self, texts: Sequence[Ids]) -> None:
-        """What follows in the first rows, in as few passes as possible: those of all tokens of one
-        row, or those of one token of all rows, which end at the same pass.
+        """Let the first rows read their texts in as few passes as possible. A pass has either all
+        tokens of one row, or one token of each row; then all rows end at the same pass.
         """
         longest = max(map(len, texts))
         if longest > len(texts):
@@ -126,7 +126,10 @@ class _KeptTalk(SlotDecoding):
         assert self.hidden is not None
         place = self._sent([row])
         stored = self.cached[row]
-        before = [(k[place, :, :stored], v[place, :, :stored]) for k, v in self.cache.stores]
+        before = [
+            (keys[place, :, :stored], values[place, :, :stored])
+            for keys, values in self.cache.stores
+        ]
         states, layers = self.decoder.prefill(self._sent([ids]), before)
         for slot, (keys, values) in zip(self.cache.slots, layers, strict=True):
             slot.fill(place, keys, values, self.cache.capacity)
