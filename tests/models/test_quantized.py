@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from tests.every_stage import differences, recipe, results
 from torch import nn
 
-from tether.cli.tools.doctor import check_stage
+from tether.cli.tools.doctor import examine_stage
 from tether.cli.tools.export import export_model
 from tether.core.errors import ConfigError, ModelError
 from tether.core.types import Prompt, assistant, user
@@ -30,7 +30,7 @@ from tether.settings.stages import STAGES
 from tether.stages.learner.checkpoint import load_checkpoint, save_checkpoint
 from tether.stages.learner.local import LocalLearner
 from tether.stages.learner.planner import held_bytes, shape_model, training_bytes, weight_bytes
-from tether.watch.monitoring.doctor import Finding
+from tether.watch.monitoring.doctor import Healthy
 
 NF4 = ModelConfig(source="tiny", dtype="float32", quantize="nf4")
 TALK = (user("how are you?"), assistant("well, and yourself?"))
@@ -130,8 +130,8 @@ def test_the_engine_samples_from_the_policy_that_is_trained(tmp_path):
         "ppo",
     )
     stage, _ = online_stage(section, NF4, None, 0)
-    checks = check_stage(stage, [Prompt((user("one"),), "a"), Prompt((user("two"),), "b")])
-    assert not [result for result in checks if isinstance(result, Finding)]
+    checks = examine_stage(stage, [Prompt((user("one"),), "a"), Prompt((user("two"),), "b")])
+    assert "temperature" in {result.check for result in checks if isinstance(result, Healthy)}
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -606,3 +607,36 @@ def test_the_stack_of_a_call_that_keeps_the_interpreter_is_shown() -> None:
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
     assert "Timeout (0:00:00.5" in done.stderr and "in kindness" in done.stderr
+
+
+def test_overlapping_blocks_of_one_source_give_the_runs_state_back_once(tmp_path: Path) -> None:
+    """A second thread enters while the first one's code is running, and leaves after it."""
+    torch.manual_seed(5)
+    random.seed(5)
+    own = torch.get_rng_state(), random.getstate(), os.getcwd()
+    drawn: list[float] = []
+    barrier = threading.Barrier(2)
+
+    def play(first: bool) -> None:
+        if not first:
+            barrier.wait(10)
+        with surroundings.surroundings("an environment"):
+            if first:
+                os.chdir(tmp_path)
+                torch.rand(1)
+                barrier.wait(10)
+                barrier.wait(10)
+            else:
+                drawn.append(random.random())
+                barrier.wait(10)
+                other.join(10)
+                drawn.append(random.random())
+
+    other = threading.Thread(target=play, args=(True,))
+    other.start()
+    play(False)
+    assert (random.getstate(), os.getcwd()) == own[1:]
+    assert torch.equal(torch.get_rng_state(), own[0])
+    assert len(set(drawn)) == 2
+    with surroundings.surroundings("an environment"):
+        assert random.random() not in drawn

@@ -16,9 +16,12 @@ import torch
 
 import tether.rollout.server
 from tether.core.errors import ConfigError, DataError, ModelError, RunError
+from tether.core.stopping import Interrupted
 from tether.core.types import Prompt, Sampling, user
 from tether.models.loading import add_adapter
 from tether.models.trunk import Role
+from tether.rewards.environments import EnvironmentThreads
+from tether.rollout.episodes import EpisodeEngine
 from tether.rollout.local import LocalEngine
 from tether.rollout.served import ServedEngine
 from tether.rollout.wire import REPLACE
@@ -28,6 +31,7 @@ from tether.runner.assembly.roles import encoder_of
 from tether.scale.servers.fleet import State
 from tether.scale.servers.launch import Servers
 from tether.settings.engine import EngineConfig
+from tether.settings.environment import EpisodeLimits
 from tether.settings.model import LoraConfig, ModelConfig
 from tether.settings.reading import build
 from tether.settings.recipe import Recipe
@@ -39,6 +43,8 @@ PROMPTS = [
 SAMPLING = Sampling(max_new_tokens=12, temperature=0.9)
 ASKED = {"num_samples": 3, "seed": 5, "ordinals": [9, 2, 7, 4]}
 TINY = ModelConfig.model_validate({"source": "tiny", "dtype": "float32"})
+OFTEN = TINY.model_copy(update={"stop_tokens": tuple("!#$%&*+-/;=?@^`~QXZ0123456789")})
+"""A random model ends many of its replies with one of these."""
 
 
 @pytest.fixture
@@ -598,3 +604,102 @@ def test_a_server_that_never_answers_ends_the_start_in_time(tmp_path):
             ours=True,
         )
     assert time.monotonic() - start < 20
+
+
+def test_episodes_on_servers_go_at_their_own_pace_and_are_the_local_ones(served, monkeypatch):
+    monkeypatch.setattr(__name__ + ".TINY", OFTEN)
+    engine, local, _ = served(2)
+    second_has_gone_on = threading.Event()
+
+    class Waits:
+        """The first task's environments answer once the second task is in its second turn."""
+
+        def reset(self, task):
+            self.turns = 0
+            self.waits = task["waits"]
+
+        def step(self, message):
+            self.turns += 1
+            if self.waits:
+                assert second_has_gone_on.wait(20)
+            elif self.turns == 2:
+                second_has_gone_on.set()
+            return "go on", 1.0, self.turns == 3
+
+    tasks = [Prompt((user(name),), row={"waits": name == "one"}) for name in ("one", "two")]
+    limits = EpisodeLimits(turns=3, tokens=120)
+    finished = []
+    groups = []
+    for player, own_pace in ((engine, True), (local, False)):
+        episodes = EpisodeEngine(
+            player,
+            EnvironmentThreads(Waits, retries=0),
+            local.encoder,
+            limits,
+            context_length=256,
+            own_pace=own_pace,
+        )
+        groups.append(
+            episodes.generate(
+                tasks,
+                Sampling(max_new_tokens=12),
+                num_samples=2,
+                seed=3,
+                ordinals=[7, 4],
+                progress=finished.append,
+            ),
+        )
+    ours, theirs = groups
+    for first, second in zip(ours, theirs, strict=True):
+        for one, other in zip(first.rollouts, second.rollouts, strict=True):
+            assert (one.response_ids, one.spans, one.turns, one.outcome, one.failure) == (
+                other.response_ids,
+                other.spans,
+                other.turns,
+                other.outcome,
+                other.failure,
+            )
+            assert torch.allclose(
+                torch.tensor(one.logprobs),
+                torch.tensor(other.logprobs),
+                atol=1e-4,
+            )
+    assert max(len(rollout.spans) for rollout in ours[0].rollouts) > 1
+    assert finished[-1] == 4
+
+
+def test_what_stops_one_task_ends_the_others_after_their_turn(served, monkeypatch):
+    monkeypatch.setattr(__name__ + ".TINY", OFTEN)
+    engine, local, _ = served(1)
+    steps = []
+    begun = threading.Event()
+
+    class Slow:
+        def reset(self, task):
+            self.stops = task["stops"]
+
+        def step(self, message):
+            if self.stops:
+                begun.wait(20)
+                raise Interrupted("stopped")
+            begun.set()
+            steps.append(message)
+            time.sleep(1)
+            return "go on", 1.0, False
+
+        def close(self):
+            steps.append("closed")
+
+    tasks = [Prompt((user("x"),), row={"stops": stops}) for stops in (False, True)]
+    episodes = EpisodeEngine(
+        engine,
+        EnvironmentThreads(Slow, retries=0),
+        local.encoder,
+        EpisodeLimits(turns=40, tokens=1000),
+        context_length=4096,
+        own_pace=True,
+    )
+    with pytest.raises(Interrupted):
+        episodes.generate(tasks, Sampling(max_new_tokens=100))
+    assert steps.count("closed") == 2
+    assert len(steps) == 3

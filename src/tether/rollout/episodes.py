@@ -1,14 +1,15 @@
 """Episodes: rollouts of several replies, with what an environment says between them.
 
 The engine draws token ids, and what the environment says is appended to them (`data.bridge`). So
-the policy learns exactly the tokens that it drew. All episodes make their turns together, and a
-draw depends on (seed, task, sample, turn, position) and on the policy alone.
+the policy learns exactly the tokens that it drew. A draw depends on (seed, task, sample, turn,
+position) and on the policy alone.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
@@ -117,6 +118,8 @@ class EpisodeEngine:
     Args:
         engine: draws the replies.
         context_length: of the model, in tokens.
+        own_pace: the episodes of each task make their turns by themselves, in a thread of their
+            own, since the engine takes requests from several; otherwise all make them together.
 
     Raises:
         DataError: the chat template leaves out the tools, or has calls that cannot be read.
@@ -128,6 +131,7 @@ class EpisodeEngine:
     limits: EpisodeLimits
     _: KW_ONLY
     context_length: int = 2**31
+    own_pace: bool = False
     longest: int = 0
     """Context that leaves room for a reply, in tokens."""
 
@@ -153,6 +157,7 @@ class EpisodeEngine:
         """
         self.policy_version = self.engine.policy_version
         self.longest = self.context_length - sampling.max_new_tokens
+        self.going = True
         progress = how.pop("progress", None)
         num_samples = how.get("num_samples", 1)
         episodes = [
@@ -169,7 +174,11 @@ class EpisodeEngine:
                 episode.start = draws.rows[task]
                 episode.opened = openings[task]
                 episode.talk = episode.opened.messages
-            self._play(episodes, draws, progress)
+            if self.own_pace:
+                self._play_apart(episodes, draws, progress)
+            else:
+                self._play(dict(enumerate(episodes)), draws, progress)
+            self._end(episodes)
         finally:
             self.environments.end()
         rollouts = [self._rollout(episode, sampling) for episode in episodes]
@@ -178,20 +187,41 @@ class EpisodeEngine:
             for prompt, first in zip(prompts, range(0, len(rollouts), num_samples), strict=True)
         ]
 
-    def _play(self, episodes: Sequence[_Episode], draws: Draws, progress: Finished) -> None:
-        """All turns of all episodes."""
+    def _play_apart(self, episodes: Sequence[_Episode], draws: Draws, progress: Finished) -> None:
+        """All turns of all episodes, those of each task by themselves."""
+        count = draws.num_samples
+        starts = range(0, len(episodes), count)
+        with ThreadPoolExecutor(len(starts)) as threads:
+            played = [
+                threads.submit(
+                    self._play,
+                    {number: episodes[number] for number in range(first, first + count)},
+                    draws._replace(rows=[row], ordinals=[ordinal]),
+                    None,
+                )
+                for first, row, ordinal in zip(starts, draws.rows, draws.ordinals, strict=True)
+            ]
+            try:
+                for done, future in enumerate(as_completed(played), 1):
+                    future.result()
+                    if progress:
+                        progress(done * count)
+            finally:
+                self.going = False
+
+    def _play(self, episodes: Mapping[int, _Episode], draws: Draws, progress: Finished) -> None:
+        """All turns of episodes, which make them together."""
         room = min(self.limits.tokens, self.context_length - max(map(len, draws.rows)))
         room *= self.limits.history == "sampled"
         talk = talk_with(self.engine, draws, room)
-        replies = dict(enumerate(talk.begin()))
-        while replies:
+        replies = dict(zip(episodes, talk.begin(), strict=True))
+        while replies and self.going:
             following = self._take(episodes, replies)
             if progress:
                 progress(len(episodes) - len(following))
             contexts = {number: episodes[number].context for number in following}
             keys = {number: episodes[number].ordinal for number in following}
             replies = talk.go_on(contexts, keys) if following else {}
-        self._end(episodes)
 
     def _end(self, episodes: Sequence[_Episode]) -> None:
         """Let go of the environments; those whose episode a limit ended may still give a reward."""
@@ -237,7 +267,7 @@ class EpisodeEngine:
 
     def _take(
         self,
-        episodes: Sequence[_Episode],
+        episodes: Mapping[int, _Episode],
         replies: Mapping[int, Drawn],
     ) -> list[int]:
         """Append a reply to each episode, and what its environment says to it; the numbers of those

@@ -1,8 +1,4 @@
-"""The doctor's round of a recipe: its stages that sample, assembled and probed with a few prompts.
-
-`check_stage` is for stages of one's own: what it looks at, tether's own stages guarantee by
-construction.
-"""
+"""The doctor's round of a recipe: its stages that sample, assembled and probed with a few prompts."""
 
 from __future__ import annotations
 
@@ -11,7 +7,6 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -25,14 +20,9 @@ from tether.data.sources import Quarantine
 from tether.models.cpu.memory import free_memory
 from tether.models.pretrained import tokenizer_of
 from tether.models.saving import member_folders, read_role
-from tether.models.trunk import Role
 from tether.rewards.control import CheckedControl, RandomReward
 from tether.rewards.environments import EpisodeReward
 from tether.rewards.learned import (
-    EnsembleReward,
-    LearnedReward,
-    ObjectivesReward,
-    ProcessReward,
     TextReward,
 )
 from tether.rewards.limit import FailureLimit
@@ -52,11 +42,10 @@ from tether.settings.sampling import OnlineSection, SamplingSection
 from tether.settings.section import calls_functions
 from tether.settings.stages import making
 from tether.stages.policy_gradient import PolicyGradient
-from tether.stages.reference import role_digest
 from tether.stages.rollouts import Experience
 from tether.stages.teachers import TeacherReward
 from tether.watch.monitoring import doctor
-from tether.watch.monitoring.doctor import Finding, Healthy, Result, Unexamined
+from tether.watch.monitoring.doctor import Healthy, Result, Unexamined
 from tether.watch.monitoring.trends import HELD_PRICE
 
 RESPONSES = 16
@@ -112,8 +101,7 @@ def examine_stage(
     *,
     reward_encoder: ChatEncoder | None = None,
 ) -> list[Result]:
-    """Everything that a recipe can get wrong, on an assembled stage, which stays as it is;
-    check_stage has the rest.
+    """Everything that a recipe can get wrong, on an assembled stage, which stays as it is.
 
     Args:
         reward_encoder: what the reward model was trained with, where there is one.
@@ -121,12 +109,11 @@ def examine_stage(
     with unseeded(stage):
         probe = Probe(stage, prompts)
         config = stage.config
-        logprobs_at = lambda temperature: probe.measure(stage.policy, temperature)[0]  # noqa: E731
         sampling = stage.engine if isinstance(stage.engine, LocalEngine) else stage
         results = [
             doctor.temperature(
                 probe.engine,
-                logprobs_at,
+                lambda temperature: probe.measure(temperature)[0],
                 probe.entropy,
                 probe.mask,
                 config.temperature,
@@ -199,42 +186,6 @@ def _reward_checks(stage: OnlineStage, probe: Probe, trained: ChatEncoder | None
     return [encoding, sound, *scale, *doctor.empty_or_endless(values, paid)]
 
 
-def check_stage(
-    stage: OnlineStage,
-    prompts: Sequence[Prompt],
-    *,
-    digest: str | None = None,
-) -> list[Result]:
-    """Dropout, reference, optimizer and shaped rewards of a stage; weights, random state and
-    training modes stay as they are.
-
-    Args:
-        digest: of the model that the reference should be.
-    """
-    with unseeded(stage):
-        probe = Probe(stage, prompts)
-        results = [
-            doctor.dropout(
-                name,
-                role,
-                lambda role=role: role.hidden(probe.experience.batches[0]).float(),
-            )
-            for name, role in _roles(stage).items()
-        ]
-        if any(isinstance(result, Finding) for result in results):
-            return [
-                *results,
-                Unexamined("all else", "dropout would look like other faults: switch it off first"),
-            ]
-        results += [
-            *_reference_checks(stage, probe, digest),
-            doctor.lost_updates(stage.learner.optimizer),
-        ]
-        if isinstance(stage, PolicyGradient):
-            return [*results, *_shaping_checks(stage, probe)]
-        return [*results, Unexamined("KL sign", "this stage takes no KL off a reward")]
-
-
 def unseeded(stage: OnlineStage) -> AbstractContextManager[None]:
     """A context that leaves torch's random state as it was."""
     return torch.random.fork_rng(
@@ -243,10 +194,10 @@ def unseeded(stage: OnlineStage) -> AbstractContextManager[None]:
 
 
 class Probe:
-    """A few samples of a stage's policy, and what its roles say about them."""
+    """A few samples of a stage's policy, and what it says about them."""
 
     def __init__(self, stage: OnlineStage, prompts: Sequence[Prompt]) -> None:
-        self.stage = stage
+        self.policy = stage.policy
         config = stage.config
         self.limit = min(config.max_new_tokens, TOKENS)
         groups = stage.engine.generate(
@@ -256,46 +207,27 @@ class Probe:
             seed=config.seed,
         )
         self.rollouts = [rollout for group in groups for rollout in group.rollouts]
-        self.experience = self.gathered()
+        self.experience = Experience(
+            self.rollouts,
+            [Score(0.0)] * len(self.rollouts),
+            stage.encoder,
+            config.micro_batch_tokens,
+            self.policy.device,
+            document_tokens=self.policy.document_tokens(config.micro_batch_tokens),
+        )
         self.mask = self.experience.mask
-        self.logprobs, self.entropy = self.measure(stage.policy)
+        _, self.entropy = self.measure(config.temperature)
         self.engine = (
             self.experience.rollout_logprobs if all(r.logprobs for r in self.rollouts) else None
         )
-        self.tolerance = 0.01 if stage.policy.model.dtype == torch.float32 else 0.12
-
-    def gathered(self) -> Experience:
-        """The stage's own matrices for the samples, with scores that all differ."""
-        stage = self.stage
-        size = stage.config.micro_batch_tokens
-        scores = [
-            Score(0.5 + n, steps=((len(r.response_ids) - 1, 0.5 + n),))
-            for n, r in enumerate(self.rollouts)
-        ]
-        return Experience(
-            self.rollouts,
-            scores,
-            stage.encoder,
-            size,
-            stage.policy.device,
-            document_tokens=stage.policy.document_tokens(size),
-        )
-
-    def drifted(self, drift: Tensor | float) -> Experience:
-        """The same, with the policy `drift` nats a token above its reference."""
-        experience = self.gathered()
-        experience.logprobs = self.logprobs * self.mask
-        experience.reference_logprobs = (self.logprobs - drift) * self.mask
-        return experience
+        self.tolerance = 0.01 if self.policy.model.dtype == torch.float32 else 0.12
 
     @torch.no_grad()
-    def measure(self, role: Role, temperature: float | None = None) -> tuple[Tensor, Tensor]:
-        """(sequences, time) log-probabilities and entropies by a role, from a pass of its own;
-        unset: the stage's temperature.
-        """
+    def measure(self, temperature: float) -> tuple[Tensor, Tensor]:
+        """The policy's (sequences, time) log-probabilities and entropies, from a pass of its own."""
         logprobs, entropies = (torch.zeros_like(self.experience.logprobs) for _ in range(2))
         for rows, batch in zip(self.experience.rows, self.experience.batches, strict=True):
-            flat = role.logprobs(batch, temperature or self.stage.config.temperature)
+            flat = self.policy.logprobs(batch, temperature)
             for matrix, values in zip((logprobs, entropies), flat, strict=True):
                 matrix[rows, : batch.num_steps] = batch.scatter(values)
         return logprobs, entropies
@@ -306,87 +238,6 @@ def source(stage: OnlineStage) -> RewardSource:
     remember the probe.
     """
     return stage.reward.source if isinstance(stage.reward, FailureLimit) else stage.reward
-
-
-def _roles(stage: OnlineStage) -> dict[str, Role]:
-    """Every role that a stage runs, by its name."""
-    reward = source(stage)
-    if isinstance(reward, TextReward):
-        reward = reward.source
-    scorers = []
-    if isinstance(reward, EnsembleReward | ObjectivesReward):
-        scorers = list(reward.scorers.members)
-    elif isinstance(reward, LearnedReward | ProcessReward):
-        scorers = [reward.role]
-    value = stage.value if isinstance(stage, PolicyGradient) else None
-    roles = {"policy": stage.policy, "reference": stage.reference, "value model": value}
-    roles |= {f"reward model{f' {n}' if n else ''}": role for n, role in enumerate(scorers)}
-    return {name: role for name, role in roles.items() if role is not None}
-
-
-def _reference_checks(stage: OnlineStage, probe: Probe, digest: str | None) -> list[Result]:
-    if (reference := stage.reference) is None:
-        return [
-            Unexamined(name, "the stage asks no reference")
-            for name in ("reference", "shared weights")
-        ]
-    offloaded = any(p.is_meta for p in reference.model.parameters())
-
-    def theirs() -> Tensor:
-        return probe.measure(reference)[0]
-
-    def ours() -> Tensor:
-        return probe.measure(stage.policy)[0]
-
-    return [
-        doctor.wrong_reference(
-            probe.logprobs,
-            theirs(),
-            probe.mask,
-            None if digest is None or offloaded else (role_digest(reference), digest),
-        ),
-        doctor.shared_weights(stage.learner.parameters, reference, ours, theirs),
-    ]
-
-
-def _shaping_checks(stage: PolicyGradient, probe: Probe) -> list[Result]:
-    """The stage's own `shape` and loss, on a policy that has drifted from its reference, and on
-    scores alone.
-    """
-    config = stage.config
-    state = stage.state()
-    drifted = torch.zeros_like(probe.logprobs)
-    # one sample of each group: a drift of all would vanish in the baseline
-    drifted[:: config.samples_per_prompt] = 1.0
-    try:
-        with torch.no_grad():
-            calm, moved = (stage.shape(probe.drifted(drift)) for drift in (0.0, drifted))
-        results = [doctor.score_once(calm, [r.num_written for r in probe.rollouts])]
-        if not stage.kl_coefficient:
-            return [*results, Unexamined("KL sign", "kl.coefficient = 0: no KL is paid")]
-        place: Literal["reward", "loss"] = "loss" if config.kl.place == "loss" else "reward"
-        change = float(((moved - calm) * drifted.bool().any(-1, keepdim=True)).sum())
-        if place == "loss":
-            change = _loss(stage, probe, 2.0) - _loss(stage, probe, 1.0)
-        return [*results, doctor.kl_sign(change, stage.kl_coefficient, place)]
-    finally:
-        stage.load_state(state)
-
-
-def _loss(stage: PolicyGradient, probe: Probe, drift: float) -> float:
-    """The loss of the first micro-batch at no advantage, the reference `drift` nats a token below
-    the policy.
-    """
-    experience = probe.drifted(drift)
-    experience.weights = stage.weights(experience)
-    try:
-        return float(
-            stage.accumulate(experience, 0, max(1, int(experience.rows_of("mask", 0).sum())))[
-                "loss"
-            ],
-        )
-    finally:
-        stage.learner.optimizer.zero_grad(set_to_none=True)
 
 
 def _standing(

@@ -145,6 +145,8 @@ def episodes_of(
     config: EnvironmentConfig | None,
     engine: TokenEngine,
     loaded: LoadedModel,
+    *,
+    own_pace: bool = False,
 ) -> Engine:
     """An engine as it is; with an environment its rollouts are episodes."""
     if config is None:
@@ -155,6 +157,7 @@ def episodes_of(
         encoder_of(loaded),
         config,
         context_length=loaded.context_length,
+        own_pace=own_pace,
     )
 
 
@@ -188,7 +191,7 @@ def engine_on_servers(
             placement=Placement(job.on, job.model.device, ranks.size),
         )
         engine = ends.enter_context(contextlib.closing(servers))
-        generate = episodes_of(job.settings.environment, engine, loaded).generate
+        generate = episodes_of(job.settings.environment, engine, loaded, own_pace=True).generate
     # The same number of threads on all ranks, so that they round alike.
     torch.set_num_threads(ranks.once(torch.get_num_threads))
     return FirstEngine(engine, probe, ranks, generate)

@@ -2,26 +2,24 @@
 checks on a log's rows are in doctor_log.
 
 Every check takes only its own inputs. It returns a finding, a clean bill, or the reason why it
-cannot decide. The live checks leave weights unchanged, to the bit. Thresholds are far outside the
-values of healthy runs (docs/reference/monitoring.md).
+cannot decide. Thresholds are far outside the values of healthy runs
+(docs/reference/monitoring.md).
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tether.core.tables import table_beside
 from tether.core.types import Conversation, Facts, Ids, Rollout, Score, StopReason, assistant, user
 from tether.data.chat import ChatEncoder
-from tether.models.trunk import Role
 from tether.watch.monitoring.view import Series
 
 TYPICAL_KL = 10.0
@@ -102,64 +100,6 @@ def wrong_reference(
         evidence,
         {"reference-is-not-the-start": gap > 0.02 or own != start},
     )
-
-
-def shared_weights(
-    trainable: Sequence[nn.Parameter],
-    reference: Role,
-    policy_logprobs: Callable[[], Tensor],
-    logprobs: Callable[[], Tensor],
-) -> Result:
-    """The reference stays the same if all weights of the optimizer are changed; the policy does
-    not.
-
-    Args:
-        trainable: the weights that the optimizer will change.
-        policy_logprobs, logprobs: of policy and reference on a probe batch, computed anew at each
-            call.
-    """
-    before = logprobs()
-    policy_before = policy_logprobs()
-    with nudged(trainable):
-        moved = float((logprobs() - before).abs().max())
-        policy_moved = float((policy_logprobs() - policy_before).abs().max())
-    evidence = (
-        f"weights nudged: the policy moves by {policy_moved:.3g} nats a token, the "
-        f"reference by {moved:.3g}"
-    )
-    storages = {p.untyped_storage().data_ptr() for p in trainable}
-    shared = [
-        n
-        for n, p in reference.model.named_parameters()
-        if p.untyped_storage().data_ptr() in storages
-    ]
-    if moved:
-        evidence += (
-            f"; {len(shared)} tensors of the reference's model are trained, such as "
-            f"{[*shared, '?'][0]}"
-        )
-    faults = {"reference-follows": moved > 0, "optimizer-moves-nothing": not policy_moved}
-    return diagnose("shared weights", evidence, faults)
-
-
-@contextmanager
-def nudged(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """All parameters moved a little at random; afterwards they are what they were, to the bit, and
-    so is the random state.
-    """
-    saved = [p.detach().clone() for p in parameters]
-    generator = torch.Generator().manual_seed(0)
-    try:
-        with torch.no_grad():
-            for parameter in parameters:
-                size = 0.05 * float(parameter.float().square().mean().sqrt()) + 0.01
-                noise = size * torch.randn(parameter.shape, generator=generator)
-                parameter.add_(noise.to(parameter.device, parameter.dtype))
-        yield
-    finally:
-        with torch.no_grad():
-            for parameter, old in zip(parameters, saved, strict=True):
-                parameter.copy_(old)
 
 
 def kl_sign(change: float, coefficient: float, place: Literal["reward", "loss"]) -> Result:
@@ -279,28 +219,6 @@ def odd_answers(
     }
 
 
-def dropout(role_name: str, role: Role, forward: Callable[[], Tensor]) -> Result:
-    """No dropout while a role samples, scores or is compared: two passes over one batch are
-    equal.
-    """
-    modules = [
-        *role.model.named_modules(),
-        *(() if role.head is None else role.head.named_modules()),
-    ]
-    active = [path for path, m in modules if isinstance(m, nn.Dropout) and m.training and m.p > 0]
-    with (
-        torch.no_grad(),
-        torch.random.fork_rng(devices=[role.device] if role.device.type == "cuda" else []),
-    ):
-        difference = float((forward() - forward()).abs().max())
-    evidence = (
-        f"two passes differ by {difference:.3g}; dropout layers that are on: "
-        f"{', '.join(active[:1]) or 'none'}"
-    )
-    faults = {"dropout-on": bool(active) or difference > 1e-4}
-    return diagnose("dropout", f"{role_name}: {evidence}", faults, role=role_name)
-
-
 def temperature(
     engine: Tensor | None,
     logprobs_at: Callable[[float], Tensor],
@@ -346,35 +264,6 @@ def temperature(
         {"engine-disagrees": disagree, "another-distribution": other},
         shape=shape,
     )
-
-
-def lost_updates(optimizer: torch.optim.Optimizer) -> Result:
-    """A step of the learning rate changes a weight, in the dtype that the optimizer keeps it in.
-
-    Adam's steps are about as long as the rate. The steps of other optimizers are unknown before
-    there are gradients.
-    """
-    groups = [
-        (g, p)
-        for g in optimizer.param_groups
-        for p in g["params"]
-        if p.dtype not in (torch.float32, torch.float64)
-    ]
-    if not all("betas" in group for group, _ in groups):
-        return Unexamined(
-            "bf16",
-            "what a step of this optimizer does to weights in low precision "
-            "depends on their gradients",
-        )
-    lost = 0
-    total = sum(p.numel() for _, p in groups)
-    for group, parameter in groups:
-        stepped = (parameter.detach().float() + group["lr"]).to(parameter.dtype)
-        lost += int(((stepped == parameter) & (parameter != 0)).sum())
-    evidence = (
-        f"{lost} of {total:,} weights that the optimizer keeps in low precision would not change"
-    )
-    return diagnose("bf16", evidence, {"updates-lost-in-rounding": lost > total / 2})
 
 
 def stop_tokens(encoder: ChatEncoder, engine_stops: Sequence[int]) -> Result:
