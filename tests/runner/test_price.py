@@ -61,6 +61,22 @@ def test_rows_are_counted_by_prompt_and_measured_in_tokens(tmp_path):
     assert sizes.prompt in (16, 17) and sizes.answer == round((2 + (3 + 6) / 2) / 2) + 8
 
 
+def test_calls_thoughts_and_the_schemas_of_tools_are_tokens_too(tmp_path):
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"a": "x" * 300}}}
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": "y" * 200}}}
+    turns = [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": "", "tool_calls": [call], "reasoning_content": "z" * 100},
+        {"role": "tool", "content": "3"},
+        {"role": "assistant", "content": "It is 3."},
+    ]
+    path = tmp_path / "calls.jsonl"
+    path.write_text((json.dumps({"messages": turns, "tools": [tool]}) + "\n") * 4)
+    sizes = row_sizes(recipe(tmp_path, sft={"data": {"path": str(path)}}), ["sft"])["sft"]
+    least = sum(len(json.dumps(part)) for part in (tool, call)) + 100
+    assert least <= sizes.prompt + sizes.answer <= least + 100
+
+
 def test_prompts_of_another_length_leave_the_measured_answers(tmp_path):
     made = recipe(tmp_path, direct={"data": rows_file(tmp_path)})
     measured = row_sizes(made, ["direct"])["direct"]

@@ -14,6 +14,7 @@ from tether.core.types import (
     Conversation,
     Demonstration,
     Feedback,
+    Message,
     Prompt,
     Record,
     StepLabels,
@@ -87,7 +88,7 @@ def _counter(model: ModelConfig) -> Callable[[Conversation], int]:
     """Tokens of a conversation, its marks guessed."""
     tokenizer = encoder_at_hand(model).tokenizer
     return lambda turns: sum(
-        len(tokenizer(t.content, add_special_tokens=False, verbose=False)["input_ids"]) + MARKS
+        len(tokenizer(_text(t), add_special_tokens=False, verbose=False)["input_ids"]) + MARKS
         for t in turns
     )
 
@@ -167,8 +168,13 @@ def _measured(
     )
 
 
+def _text(turn: Message) -> str:
+    """What a template writes of a turn, but for its marks."""
+    return "".join((turn.tools, turn.reasoning, turn.content, *turn.tool_calls))
+
+
 def _letters(turns: Conversation) -> int:
-    return sum(len(turn.content) for turn in turns)
+    return sum(len(_text(turn)) for turn in turns)
 
 
 def _parts(row: Record) -> tuple[Conversation, list[Conversation]]:
