@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.tools import LIMITS, MODEL, REPLY, mixed, multiply
+from benchmarks.tools import LIMITS, MODEL, mixed, multiply
 
 import tether.models
 from tether.cli.tools.export import export_model
@@ -71,7 +71,7 @@ def ours(folder: str, latency: float, questions: list[str]) -> tuple[int, float,
         context_length=loaded.context_length,
     )
     tasks = [Prompt((user(question),)) for question in questions]
-    sampling = Sampling(max_new_tokens=REPLY)
+    sampling = Sampling(max_new_tokens=LIMITS.tokens)  # one limit for all replies, as TRL has it
     player.generate(tasks[:1], sampling, seed=1)
     pool.waited, began = 0.0, time.perf_counter()
     groups = player.generate(tasks, sampling, num_samples=SAMPLES, seed=0)

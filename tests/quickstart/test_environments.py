@@ -107,7 +107,7 @@ def test_rows_of_tasks_say_what_their_environments_play():
         factors = [int(n) for n in re.findall(r"\d+", row["prompt"])]
         product = factors[0] * factors[1] * (factors[2] if len(factors) > 2 else 1)
         assert row["answer"] == str(product)
-    for row in rows("hangman"):
+    for row in (*rows("hangman"), *rows("hangman_heldout")):
         assert {*row["word"]} <= {*LETTERS}
         assert (
             row["prompt"].count("_")
@@ -117,9 +117,11 @@ def test_rows_of_tasks_say_what_their_environments_play():
         assert sum(turn.reward for turn in played("Hangman", row, *dict.fromkeys(row["word"]))) == (
             pytest.approx(1)
         )
-    for row in rows("walk"):
+    for row in (*rows("walk"), *rows("walk_heldout")):
         (turn,) = played("Walk", row, "here")
         assert row["prompt"].startswith(turn.messages[0].content)
+    shown = {row["word"] for row in rows("hangman")}
+    assert len({row["word"] for row in rows("hangman_heldout")} - shown) == 32
     for game in GAMES:
         asked = {row["prompt"] for row in rows(game)}
         assert {row["messages"][0]["content"] for row in rows(f"{game}_games")} <= asked
