@@ -27,10 +27,12 @@ from tests.rewards.test_function import ASKED
 import tether
 from tether.api.rows import rows_in
 from tether.core.errors import ConfigError, RewardError, RunError, one_line
+from tether.core.protocols import Turn
 from tether.core.stopping import Interrupted
-from tether.core.types import Prompt, Score, user
+from tether.core.types import Message, Prompt, Score, user
 from tether.rewards import loading, surroundings
 from tether.rewards.calling import in_place, source_of
+from tether.rewards.environments import EnvironmentThreads
 from tether.rewards.function import FunctionReward
 from tether.rewards.loading import load_function, register
 from tether.runner.assembly.judges import text_judge
@@ -609,34 +611,34 @@ def test_the_stack_of_a_call_that_keeps_the_interpreter_is_shown() -> None:
     assert "Timeout (0:00:00.5" in done.stderr and "in kindness" in done.stderr
 
 
-def test_overlapping_blocks_of_one_source_give_the_runs_state_back_once(tmp_path: Path) -> None:
-    """A second thread enters while the first one's code is running, and leaves after it."""
-    torch.manual_seed(5)
-    random.seed(5)
-    own = torch.get_rng_state(), random.getstate(), os.getcwd()
+def test_environments_that_several_threads_step_leave_the_runs_state_as_it_was(
+    tmp_path: Path,
+) -> None:
+    """One steps while the other's code is running, and is left after it."""
+    both = threading.Barrier(2, timeout=20)
     drawn: list[float] = []
-    barrier = threading.Barrier(2)
 
-    def play(first: bool) -> None:
-        if not first:
-            barrier.wait(10)
-        with surroundings.surroundings("an environment"):
-            if first:
-                os.chdir(tmp_path)
-                torch.rand(1)
-                barrier.wait(10)
-                barrier.wait(10)
-            else:
-                drawn.append(random.random())
-                barrier.wait(10)
-                other.join(10)
-                drawn.append(random.random())
+    class Wanders:
+        def reset(self, task: dict[str, Any]) -> None:
+            self.first = task["first"]
 
-    other = threading.Thread(target=play, args=(True,))
-    other.start()
-    play(False)
-    assert (random.getstate(), os.getcwd()) == own[1:]
-    assert torch.equal(torch.get_rng_state(), own[0])
-    assert len(set(drawn)) == 2
-    with surroundings.surroundings("an environment"):
-        assert random.random() not in drawn
+        def step(self, message: dict[str, Any]) -> tuple[str, float, bool]:
+            both.wait()
+            os.chdir(tmp_path)
+            torch.rand(1)
+            drawn.append(random.random())
+            time.sleep(0.5 * self.first)
+            return "go on", 1.0, True
+
+    def states() -> tuple[Any, ...]:
+        return torch.get_rng_state().tolist(), random.getstate(), os.getcwd(), sys.stdout
+
+    pool = EnvironmentThreads(Wanders)
+    pool.begin({n: Prompt((user("?"),), row={"first": n == 0}) for n in range(2)})
+    own = states()
+    for _ in range(2):
+        with pool.several(), ThreadPoolExecutor(2) as threads:
+            turns = threads.map(lambda n: pool.step({n: Message("assistant", "a")})[n], range(2))
+            assert {type(turn) for turn in turns} == {Turn}
+        assert states() == own
+    assert len(set(drawn)) == 4

@@ -668,7 +668,10 @@ def test_episodes_on_servers_go_at_their_own_pace_and_are_the_local_ones(served,
     assert finished[-1] == 4
 
 
-def test_what_stops_one_task_ends_the_others_after_their_turn(served, monkeypatch):
+def test_what_stops_one_task_stops_at_once_and_ends_the_others_after_their_turn(
+    served,
+    monkeypatch,
+):
     monkeypatch.setattr(__name__ + ".TINY", OFTEN)
     engine, local, _ = served(1)
     steps = []
@@ -684,7 +687,7 @@ def test_what_stops_one_task_ends_the_others_after_their_turn(served, monkeypatc
                 raise Interrupted("stopped")
             begun.set()
             steps.append(message)
-            time.sleep(1)
+            time.sleep(3)
             return "go on", 1.0, False
 
         def close(self):
@@ -701,5 +704,10 @@ def test_what_stops_one_task_ends_the_others_after_their_turn(served, monkeypatc
     )
     with pytest.raises(Interrupted):
         episodes.generate(tasks, Sampling(max_new_tokens=100))
+    threads = {thread for thread in threading.enumerate() if "Slow" in thread.name}
+    assert len(threads) == 1
+    for thread in threads:
+        thread.join(20)
+    time.sleep(1)
     assert steps.count("closed") == 2
     assert len(steps) == 3

@@ -99,6 +99,10 @@ class Environments(Protocol):
         """Take replies of the policy, with their calls."""
         ...
 
+    def several(self) -> contextlib.AbstractContextManager[None]:
+        """A block within which several threads may call `step`."""
+        ...
+
     def end(self, cut: Sequence[int] = ()) -> dict[int, float | str | None]:
         """Let go of all episodes; the rewards of those that a limit ended."""
         ...

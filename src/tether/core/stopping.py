@@ -10,15 +10,17 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import ClassVar, NoReturn
+from typing import ClassVar, NoReturn, TypeVar
 from weakref import WeakSet
 
 from tether.core.command import command_line
 from tether.core.requests import Request, take_request
 
+T = TypeVar("T")
 AGAIN = "start the same command again to continue from the last saved state."
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 Handler = Callable[[int, FrameType | None], object] | int | signal.Handlers | None
@@ -180,6 +182,20 @@ class _SendAgain:
         again = threading.Timer(0.05, os.kill, (os.getpid(), Stopping.came))
         again.daemon = True
         again.start()
+
+
+def in_thread(call: Callable[[], T], name: str | None = None) -> Future[T]:
+    """What a call returns or raises, in a thread for which the end of the program does not wait."""
+    future = Future[T]()
+
+    def give() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - the user's code may raise anything
+            future.set_exception(error)
+
+    threading.Thread(target=give, daemon=True, name=name).start()
+    return future
 
 
 def end_in_time(code: int) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from tether.core.errors import STOPS, RewardError, RunError, error_words
-from tether.core.stopping import AGAIN
+from tether.core.stopping import AGAIN, in_thread
 from tether.core.types import JsonValue
 from tether.core.watchdog import Watchdog
 from tether.rewards.surroundings import same_threads, surroundings
@@ -86,22 +86,13 @@ def in_time(call: Callable[[], T], seconds: float | None) -> T:
     Raises:
         TimeoutError: it does.
     """
-    future = Future[T]()
-    threading.Thread(target=give_result, args=(future, call), daemon=True).start()
+    future = in_thread(call)
     try:
         return future.result(seconds)
     except TimeoutError:
         if future.done():  # the call itself raised it
             raise
         raise TimeoutError(f"no answer within {seconds:g} s") from None
-
-
-def give_result(future: Future[T], call: Callable[[], T]) -> None:
-    """Give a future what a call returns or raises."""
-    try:
-        future.set_result(call())
-    except BaseException as error:  # noqa: BLE001 - the user's code may raise anything
-        future.set_exception(error)
 
 
 @contextlib.contextmanager

@@ -5,15 +5,16 @@ nonsense, the run goes on with the others.
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
+from contextlib import contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Protocol, TypeVar
 
 from tether.core.errors import STOPS, ConfigError, DataError, error_words
 from tether.core.protocols import Turn
 from tether.core.secrets import redact
+from tether.core.stopping import in_thread
 from tether.core.types import (
     ChatRole,
     Conversation,
@@ -25,7 +26,7 @@ from tether.core.types import (
     Score,
 )
 from tether.rewards.adapters import Foreign, Maker, fresh, maker_of, takes_task
-from tether.rewards.calling import give_result, in_time, settled, title_of
+from tether.rewards.calling import in_time, settled, title_of
 from tether.rewards.parts import RewardParts
 from tether.rewards.processes import EnvironmentProcesses
 from tether.rewards.surroundings import surroundings
@@ -130,6 +131,8 @@ class EnvironmentThreads:
     def __post_init__(self) -> None:
         self.source = f"the environment {title_of(self.make)}"
         self.players: dict[int, _Player] = {}
+        self.apart = False
+        """True within `several`."""
 
     def begin(self, tasks: Mapping[int, Prompt]) -> dict[int, Conversation | str]:
         self.players = {
@@ -155,6 +158,15 @@ class EnvironmentThreads:
         self.players = {}
         return rewards
 
+    @contextmanager
+    def several(self) -> Iterator[None]:
+        with surroundings(self.source):
+            self.apart = True
+            try:
+                yield
+            finally:
+                self.apart = False
+
     def _tried(self, calls: Mapping[int, Callable[[], T]]) -> dict[int, T | str]:
         """The results of some calls, or the last reason why one has none."""
         results: dict[int, T | str] = {}
@@ -169,16 +181,8 @@ class EnvironmentThreads:
 
     def _made(self, calls: Mapping[int, Callable[[], T]]) -> dict[int, T | str]:
         """The results of calls, each in a thread that is left behind if it takes too long."""
-        futures = {number: Future[T]() for number in calls}
-        with surroundings(self.source):
-            for number, call in calls.items():
-                work = (futures[number], call)
-                threading.Thread(
-                    target=give_result,
-                    args=work,
-                    daemon=True,
-                    name=self.source,
-                ).start()
+        with nullcontext() if self.apart else surroundings(self.source):
+            futures = {number: in_thread(call, self.source) for number, call in calls.items()}
             wait(futures.values(), self.time_limit)
         for number, future in futures.items():
             player = self.players[number]
@@ -206,7 +210,7 @@ def _close(*environments: Foreign) -> None:
     """Start the `close` of each environment that has one, without waiting for its end."""
     for one in environments:
         if hasattr(one, "close"):
-            threading.Thread(target=give_result, args=(Future(), one.close), daemon=True).start()
+            in_thread(one.close)
 
 
 def turn_of(returned: JsonValue) -> Turn:

@@ -11,7 +11,6 @@ import random
 import signal
 import sys
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -66,11 +65,6 @@ _RUNS: tuple[_State, ...] = (
 )
 _LEFT: list[object] = []
 """The values of `_KEPT` at the end of the last block; empty before the first."""
-_BEFORE: dict[str, list[object]] = {}
-"""The run's own values, of `_KEPT` and `_RUNS`, while blocks of a source are open."""
-_OPEN = Counter[str]()
-"""Number of the open blocks of each source."""
-_ENTRY = threading.RLock()
 
 
 @contextlib.contextmanager
@@ -87,35 +81,24 @@ def same_threads() -> Iterator[None]:
 @contextlib.contextmanager
 def surroundings(source: str) -> Iterator[None]:
     """A block in which a user's code runs; afterwards the state listed above is the run's again.
-    Blocks of one source that overlap are one.
 
     Args:
         source: the name of the thread of the code; other threads that begin within the block do not
             keep the program at its end.
     """
     threads = set(threading.enumerate())
-    with _ENTRY:
-        if not _OPEN[source]:
-            _BEFORE[source] = [read() for read, _ in (*_KEPT, *_RUNS)]
-            for (_, write), value in zip(_KEPT, _LEFT, strict=False):
-                write(value)
-        _OPEN[source] += 1
+    before = [read() for read, _ in (*_KEPT, *_RUNS)]
+    for (_, write), value in zip(_KEPT, _LEFT, strict=False):
+        write(value)
     try:
         with same_threads():
             yield
     finally:
         new = set(threading.enumerate()) - threads
         LEFT_BEHIND.update(thread for thread in new if thread.name != source)
-        with _ENTRY:
-            _OPEN[source] -= 1
-            if not _OPEN[source]:
-                _put_back(source)
-
-
-def _put_back(source: str) -> None:
-    _LEFT[:] = [read() for read, _ in _KEPT]
-    for (_, write), value in zip((*_KEPT, *_RUNS), _BEFORE.pop(source), strict=True):
-        try:
-            write(value)
-        except (OSError, ValueError) as error:  # such as a working directory that was removed
-            _LOG.warning("%s: the run's own state cannot be put back: %s", source, error)
+        _LEFT[:] = [read() for read, _ in _KEPT]
+        for (_, write), value in zip((*_KEPT, *_RUNS), before, strict=True):
+            try:
+                write(value)
+            except (OSError, ValueError) as error:  # such as a working directory that was removed
+                _LOG.warning("%s: the run's own state cannot be put back: %s", source, error)

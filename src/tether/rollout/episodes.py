@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Unpack
 
 from tether.core.errors import DataError
 from tether.core.protocols import DrawArguments, Environments, Finished, Turn
+from tether.core.stopping import in_thread
 from tether.core.types import (
     ChatRole,
     Conversation,
@@ -157,7 +158,6 @@ class EpisodeEngine:
         """
         self.policy_version = self.engine.policy_version
         self.longest = self.context_length - sampling.max_new_tokens
-        self.going = True
         progress = how.pop("progress", None)
         num_samples = how.get("num_samples", 1)
         episodes = [
@@ -191,23 +191,24 @@ class EpisodeEngine:
         """All turns of all episodes, those of each task by themselves."""
         count = draws.num_samples
         starts = range(0, len(episodes), count)
-        with ThreadPoolExecutor(len(starts)) as threads:
-            played = [
-                threads.submit(
-                    self._play,
-                    {number: episodes[number] for number in range(first, first + count)},
-                    draws._replace(rows=[row], ordinals=[ordinal]),
-                    None,
-                )
-                for first, row, ordinal in zip(starts, draws.rows, draws.ordinals, strict=True)
-            ]
+        tasks = [{n: episodes[n] for n in range(first, first + count)} for first in starts]
+        with self.environments.several():
             try:
+                parts = (
+                    draws._replace(rows=[row], ordinals=[ordinal])
+                    for row, ordinal in zip(draws.rows, draws.ordinals, strict=True)
+                )
+                played = [
+                    in_thread(partial(self._play, task, part, None))
+                    for task, part in zip(tasks, parts, strict=True)
+                ]
                 for done, future in enumerate(as_completed(played), 1):
                     future.result()
                     if progress:
                         progress(done * count)
-            finally:
-                self.going = False
+            finally:  # a thread that goes on finds no episode, and ends
+                for task in tasks:
+                    task.clear()
 
     def _play(self, episodes: Mapping[int, _Episode], draws: Draws, progress: Finished) -> None:
         """All turns of episodes, which make them together."""
@@ -215,7 +216,7 @@ class EpisodeEngine:
         room *= self.limits.history == "sampled"
         talk = talk_with(self.engine, draws, room)
         replies = dict(zip(episodes, talk.begin(), strict=True))
-        while replies and self.going:
+        while replies:
             following = self._take(episodes, replies)
             if progress:
                 progress(len(episodes) - len(following))

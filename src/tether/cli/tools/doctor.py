@@ -22,9 +22,7 @@ from tether.models.pretrained import tokenizer_of
 from tether.models.saving import member_folders, read_role
 from tether.rewards.control import CheckedControl, RandomReward
 from tether.rewards.environments import EpisodeReward
-from tether.rewards.learned import (
-    TextReward,
-)
+from tether.rewards.learned import TextReward
 from tether.rewards.limit import FailureLimit
 from tether.rewards.verifiable import VerifiableReward
 from tether.rollout.local import LocalEngine

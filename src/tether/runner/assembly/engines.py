@@ -101,7 +101,7 @@ def served_engine(
     device_type = policy.device.type
     config = section.engine
     lora = section.lora
-    root = folder / "engine"
+    root = (folder / "engine").absolute()
     free_memory()  # vLLM counts what torch keeps for later as taken
     check_engine(config, lora, quantize=loaded.config.quantize)
     shutil.rmtree(root / "weights", ignore_errors=True)
@@ -179,7 +179,14 @@ def _vllm_command(
     )
     paths = os.pathsep.join(filter(None, (str(IN_VLLM), os.environ.get("PYTHONPATH"))))
     variables = f"PYTHONPATH={paths}", f"TETHER_SERVER_NAME={host}"
-    start = "env", *variables, str(Path(config.python).expanduser()), *VLLM, *share, *where
+    start = (
+        "env",
+        *variables,
+        str(Path(config.python).expanduser().absolute()),
+        *VLLM,
+        *share,
+        *where,
+    )
     if not lora:
         return "env", "VLLM_SERVER_DEV_MODE=1", *start[1:], *WHOLE
     factors = factors_of(policy.model, policy.adapter) if combined else {}
