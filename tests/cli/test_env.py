@@ -9,7 +9,7 @@ from tests.rewards import published
 from typer.testing import CliRunner
 
 from tether.cli import app
-from tether.core.errors import ConfigError
+from tether.core.errors import ConfigError, DataError
 
 SAFE = f"{published.__file__}:Safe"
 
@@ -26,6 +26,26 @@ def test_a_person_plays_with_lines_and_calls():
     shown = tried(SAFE, "--task", '{"code": 3}', lines="\n".join([*lines, "done", ""]))
     assert "tools: turn" in shown
     assert shown.index("tool: too high") < shown.index("tool: open") < shown.index("score: 1")
+
+
+def test_the_prompt_of_a_task_may_be_messages_and_each_reward_is_shown(tmp_path):
+    path = tmp_path / "game.py"
+    path.write_text(
+        "class Game:\n"
+        "    def reset(self, task): self.turns = 0\n"
+        "    def step(self, message):\n"
+        "        self.turns += 1\n"
+        "        return 'on', self.turns / 4, self.turns == 2\n",
+    )
+    task = {
+        "prompt": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "x"}]
+    }
+    shown = tried(f"{path}:Game", "--task", json.dumps(task), lines="a\nb\n").splitlines()
+    assert shown[:2] == ["system: Be brief.", "user: x"]
+    assert [line for line in shown if "reward" in line] == ["reward: 0.25", "reward: 0.5"]
+    assert shown[-1] == "score: 0.75"
+    with pytest.raises(DataError, match="not a list of dicts"):
+        tried(f"{path}:Game", "--task", '{"prompt": 3}')
 
 
 def test_an_episode_that_is_left_has_the_score_that_its_environment_gives():

@@ -153,3 +153,24 @@ def test_after_a_call_of_python_the_line_judges(folder, capsys, name):
     assert run.path.name == "run" and run.stages[-1] == "evaluate"
     assert not LINE.search(capsys.readouterr().out)
     assert ("judge=vowels" in line) == (name == "function")
+
+
+def test_episodes_are_judged_by_their_environment_on_tasks_of_your_own(folder):
+    (folder / "game.py").write_text(
+        "class Game:\n"
+        "    def reset(self, task): self.word = task['word']\n"
+        "    def step(self, message): return None, float(self.word in message['content']), True\n",
+    )
+    tasks = [{"prompt": f"Say {word}", "word": word} for word in "abcdefgh"]
+    for name in ("tasks", "HELD_OUT"):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(t) + "\n" for t in tasks))
+    environment = {"reward_source": "environment", "environment": {"call": "game.py:Game"}}
+    recipe(folder, {"grpo": {"data": "tasks", **environment, **STEPS}})
+    ended = command("run", "mine.toml", cwd=folder)
+    assert ended.returncode == 0, ended.stderr
+    line = line_of(ended.stdout)
+    assert line == "tether evaluate run HELD_OUT.jsonl evaluate.judge=environment"
+    judged = command(*shlex.split(line)[1:], cwd=folder)
+    assert judged.returncode == 0, judged.stderr
+    summary = json.loads((folder / "run" / "evaluate" / "summary.json").read_text())
+    assert summary["num_prompts"] == len(tasks)

@@ -84,6 +84,10 @@ class Bad:
             return "\ud800 odd", 1.0, True
         if message["content"] == "die":
             os._exit(3)
+        if message["content"] == "array":
+            import numpy as np
+
+            return "on", np.float32(1), True
         return "on", float("nan" if message["content"] == "nan" else 1), True
 
 

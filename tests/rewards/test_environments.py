@@ -18,9 +18,10 @@ import uvicorn
 from tests.rewards import published
 
 from tether.core.errors import ConfigError
-from tether.core.types import Message, Prompt
-from tether.rewards.environments import environments_of
+from tether.core.types import Message, Prompt, user
+from tether.rewards.environments import EnvironmentThreads, environments_of
 from tether.rewards.loading import register
+from tether.rewards.tools import ToolEnvironment
 from tether.settings.environment import EnvironmentConfig
 
 EPISODES, TURNS = 100, 40
@@ -152,7 +153,7 @@ def test_what_makes_an_environment_may_take_the_task(processes):
 
 
 def test_whatever_an_environment_does_in_its_process_is_a_reason_and_no_reward():
-    kinds = ["raise", "hang", "big", "unicode", "die", "nan", "fine"]
+    kinds = ["raise", "hang", "big", "unicode", "die", "nan", "fine", "array"]
     environments = made("Bad", processes=True, time_limit=3, retries=0)
     begun = environments.begin(prompts(range(len(kinds))))
     assert not [one for one in begun.values() if isinstance(one, str)]
@@ -162,9 +163,9 @@ def test_whatever_an_environment_does_in_its_process_is_a_reason_and_no_reward()
     assert turns["hang"] == "the environment Bad gave no answer within 3 s"
     assert turns["big"] == "the environment answered with more than 1,000,000 bytes"
     assert turns["die"] == "the environment's process ended"
-    assert turns["nan"] == "the environment gave the reward nan"
+    assert turns["nan"] == "the environment returned nan"
     assert turns["unicode"].messages[0].content == "? odd"
-    assert turns["fine"].reward == 1.0
+    assert turns["fine"].reward == turns["array"].reward == 1.0
 
 
 def test_an_environment_whose_process_dies_once_is_led_to_the_same_place(tmp_path):
@@ -316,3 +317,50 @@ def test_an_episode_that_a_limit_ended_is_worth_what_its_environment_says(proces
     safe.step({1: call("turn", number=3), 2: call("turn", number=4)})
     assert safe.end([1, 2]) == {1: 1.0, 2: 0.0}
     assert bad.end([1]) == {1: None}
+
+
+def test_what_a_class_of_tools_holds_is_closed():
+    closed = []
+
+    class Tools:
+        def reset(self, **_):
+            return None
+
+        def look(self) -> str:
+            """Look."""
+            return "a wall"
+
+        def close(self):
+            closed.append(self)
+
+    pool = EnvironmentThreads(Tools)
+    pool.begin({0: Prompt((user("?"),))})
+    pool.end()
+    deadline = time.monotonic() + 10
+    while not closed and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(closed) == 1
+
+
+def test_what_no_message_can_hold_is_a_fault_of_its_tool():
+    def long() -> str:
+        return "x" * 200_000
+
+    def leave() -> str:
+        sys.exit(3)
+
+    def greet() -> dict[str, str]:
+        return {"ü": "ä"}
+
+    environment = ToolEnvironment([long, leave, greet])
+    calls = [
+        {"id": "1", "function": {"name": name, "arguments": {}}}
+        for name in ("long", "leave", "greet")
+    ]
+    answers, _, _ = environment.step({"tool_calls": calls})
+    contents = [answer["content"] for answer in answers]
+    assert "the result has 200,000 characters" in contents[0]
+    assert "SystemExit: 3" in contents[1]
+    assert contents[2] == '{"ü": "ä"}'
+    with pytest.raises(ConfigError, match="several tools are named long"):
+        ToolEnvironment([long, greet, long])

@@ -1,10 +1,12 @@
 """Episodes against a scripted engine and against the engine of single replies."""
 
+import asyncio
 import json
 import time
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from benchmarks.templates import Published, published
@@ -15,6 +17,7 @@ from tether.data.chat import ChatEncoder
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
 from tether.rewards.environments import EnvironmentThreads
+from tether.rewards.forms import LastReply
 from tether.rewards.limit import FailureLimit
 from tether.rewards.tools import ToolEnvironment, schemas
 from tether.rollout import talk
@@ -22,6 +25,7 @@ from tether.rollout.drawn import Drawn
 from tether.rollout.episodes import EpisodeEngine
 from tether.rollout.local import LocalEngine
 from tether.settings.environment import EpisodeLimits
+from tether.stages.online_loop import _sample
 from tether.stages.rollouts import sample_metrics
 
 TASKS = [Prompt((user(text),), text) for text in ("one", "two")]
@@ -278,6 +282,11 @@ class NoReset(Echo):
         raise KeyError("task")
 
 
+class Misspelt(Echo):
+    def step(self, message):
+        return [{"role": "user", "content": "x", "contents": "y"}], 1.0, False
+
+
 class NotANumber(Echo):
     def step(self, message):
         return "x", "three", False
@@ -293,7 +302,8 @@ class NotANumber(Echo):
         (Huge, "10,000,000 characters"),
         (Assistant, "role 'assistant'"),
         (NoReset, "KeyError"),
-        (NotANumber, "'three'"),
+        (NotANumber, "the environment returned a str, not a number"),
+        (Misspelt, "has 'contents', and may have role, content, tool_calls"),
     ],
 )
 def test_a_failure_is_named_and_no_reward(make, reason):
@@ -416,6 +426,83 @@ def test_an_opening_that_cannot_be_read_leaves_the_others_alone(said, reason):
     one, two = play(engine)
     assert one.outcome.value == 3 and two.outcome.value is None
     assert reason in two.outcome.reason
+
+
+def test_coroutines_of_an_environment_share_an_event_loop_to_its_close():
+    """A connection that `reset` opens answers in `step`, and what is left of it is cancelled."""
+    ended = []
+
+    class Connected(Echo):
+        async def reset(self, task):
+            super().reset(task)
+            self.loop = asyncio.get_running_loop()
+            self.asked, self.answers = asyncio.Queue(), asyncio.Queue()
+            self.work = asyncio.create_task(self.answer())
+
+        async def answer(self):
+            try:
+                while True:
+                    await self.answers.put(f"heard {await self.asked.get()}")
+            finally:
+                ended.append("work")
+
+        async def step(self, message):
+            assert asyncio.get_running_loop() is self.loop
+            await self.asked.put(message["content"])
+            _, reward, done = super().step(message)
+            return await self.answers.get(), reward, done
+
+        async def close(self):
+            assert asyncio.get_running_loop() is self.loop
+            ended.append("closed")
+
+    engine, _ = episodes(Connected, "a", "b", "c")
+    for rollout in play(engine):
+        assert rollout.outcome.value == 3
+        assert [turn.content for turn in rollout.turns[1::2]] == ["heard a", "heard b"]
+    deadline = time.monotonic() + 10
+    while len(ended) < 4 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert sorted(ended) == ["closed", "closed", "work", "work"]
+
+
+@pytest.mark.parametrize("number", [np.float32(0.5), torch.tensor(0.5), np.array(0.5), True])
+def test_rewards_are_numbers_of_any_kind(number):
+    class Pays(Echo):
+        def step(self, message):
+            return "on", number, super().step(message)[2]
+
+    engine, _ = episodes(Pays, "a", "b", "c")
+    assert {rollout.outcome.value for rollout in play(engine)} == {3 * float(number)}
+
+
+def test_an_opening_may_have_replies_and_calls_that_are_none_of_the_policys():
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+
+    class Shows(Echo):
+        def reset(self, task):
+            super().reset(task)
+            return [
+                *task["prompt"],
+                {"role": "assistant", "content": "", "tool_calls": [call]},
+                {"role": "tool", "content": "6", "name": "add", "tool_call_id": "1"},
+                {"role": "user", "content": "ok?"},
+            ]
+
+        def step(self, message):
+            _, _, done = super().step(message)
+            return "next", 10.0**self.turns, done
+
+    engine, _ = episodes(Shows, "a", "b", "c", template=CHATML)
+    for rollout in play(engine):
+        assert rollout.opened.messages[1].as_row()["tool_calls"] == [call]
+        turns = [turn.as_row() for turn in rollout.turns]
+        assert [turn["content"] for turn in turns if turn["role"] == "assistant"][-3:] == [*"abc"]
+        reply = LastReply.of(rollout)
+        assert [turn["content"] for turn in reply.turns] == ["a", "next", "b", "next", "c"]
+        row = _sample(1, rollout, rollout.outcome)
+        paid = {turn["content"]: turn["reward"] for turn in row["turns"] if "reward" in turn}
+        assert paid == {"a": 10.0, "b": 100.0, "c": 1000.0}
 
 
 def test_environments_are_closed_where_sampling_fails():

@@ -190,7 +190,8 @@ def settings_values(settings: Facts, root: Path, where: str) -> Json:
         elif key in ("judge", "environment") and callable(value):
             values[key] = {"call": register(value)}
         elif key == "tools":
-            values[key] = [register(one) if callable(one) else one for one in value]
+            tools = [value] if callable(value) or isinstance(value, str) else value
+            values[key] = [register(one) if callable(one) else one for one in tools]
         elif key == "call" and callable(value):
             values[key] = register(value)
         elif isinstance(value, Mapping):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tether.cli.terminal.console import print_line
 from tether.core.errors import ConfigError
-from tether.core.types import Conversation, Ids, Json, Message, Prompt, Rollout, Sampling, user
+from tether.core.types import Conversation, Ids, Json, Message, Prompt, Rollout, Sampling
 from tether.core.visible import visible
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def try_environment(
     Ctrl-D ends the episode. A model's episode is shown with its token ids: the policy would learn
     those that are written, and only read the others.
     """
-    from tether.rewards.environments import environments_of
+    from tether.rewards.environments import ROLES, environments_of, messages_of
     from tether.settings.environment import EnvironmentConfig
 
     chosen = {"tools": (call,)} if tools else {"call": call}
@@ -46,9 +46,10 @@ def try_environment(
     environments = environments_of(config)
     try:
         row: Json = json.loads(task)
-        opened = Prompt((user(row.get("prompt", prompt)),), row=row)
+        given = row.get("prompt", prompt)
     except (ValueError, AttributeError) as error:
         raise ConfigError(f"--task is no JSON object: {error}") from error
+    opened = Prompt(messages_of(given, ("assistant", *ROLES)), row=row)
     if model is None:
         _by_hand(environments, opened, turns)
         return
@@ -91,6 +92,8 @@ def _by_hand(environments: Environments, task: Prompt, turns: int) -> None:
             raise ConfigError(turn)
         _show(turn.messages)
         rewards.append(turn.reward)
+        if turn.reward is not None:
+            print_line(f"reward: {turn.reward:g}")
         if done := turn.done:
             break
     rewards += environments.end([] if done else [0]).values()

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextvars import copy_context
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -185,12 +186,15 @@ class _SendAgain:
 
 
 def in_thread(call: Callable[[], T], name: str | None = None) -> Future[T]:
-    """What a call returns or raises, in a thread for which the end of the program does not wait."""
+    """What a call returns or raises, in a thread for which the end of the program does not wait; the
+    call has the context of this one.
+    """
     future = Future[T]()
+    context = copy_context()
 
     def give() -> None:
         try:
-            future.set_result(call())
+            future.set_result(context.run(call))
         except BaseException as error:  # noqa: BLE001 - the user's code may raise anything
             future.set_exception(error)
 

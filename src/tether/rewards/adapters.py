@@ -86,6 +86,8 @@ class ToolClass(ToolEnvironment):
         answers, _, done = super().step(message)
         return answers, self.finish() if done else None, done
 
+    close = Adapter.close
+
     def finish(self) -> JsonValue:
         if hasattr(self.inner, "get_reward"):
             return settled(self.inner.get_reward())

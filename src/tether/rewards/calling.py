@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -23,6 +24,10 @@ from tether.core.watchdog import Watchdog
 from tether.rewards.surroundings import same_threads, surroundings
 
 T = TypeVar("T")
+RUNNER: ContextVar[asyncio.Runner | None] = ContextVar("RUNNER", default=None)
+"""Runs the coroutines of a call, so that connections live from one to the next; unset: each has an
+event loop of its own.
+"""
 GRACE = 30.0
 """Seconds after the time limit until the stack of a call that holds the interpreter is shown."""
 
@@ -68,8 +73,15 @@ def settled(returned: object) -> JsonValue:
     list of its items.
     """
     if inspect.isawaitable(returned):
-        return asyncio.run(_result(returned))
-    return asyncio.run(_items(returned)) if isinstance(returned, AsyncIterator) else returned
+        coroutine = _result(returned)
+    elif isinstance(returned, AsyncIterator):
+        coroutine = _items(returned)
+    else:
+        return returned
+    runner = RUNNER.get()
+    if runner is None or runner.get_loop().is_running():
+        return asyncio.run(coroutine)
+    return runner.run(coroutine)
 
 
 async def _result(returned: Awaitable[object]) -> object:

@@ -4,10 +4,11 @@ nonsense, the run goes on with the others.
 
 from __future__ import annotations
 
-import math
+import asyncio
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Protocol, TypeVar
 
@@ -26,19 +27,22 @@ from tether.core.types import (
     Score,
 )
 from tether.rewards.adapters import Foreign, Maker, fresh, maker_of, takes_task
-from tether.rewards.calling import in_time, settled, title_of
+from tether.rewards.calling import RUNNER, in_time, settled, title_of
 from tether.rewards.parts import RewardParts
 from tether.rewards.processes import EnvironmentProcesses
+from tether.rewards.returned import as_score
 from tether.rewards.surroundings import surroundings
-from tether.rewards.tools import schemas
+from tether.rewards.tools import LONGEST, schemas
 from tether.settings.environment import EnvironmentConfig
 
 T = TypeVar("T")
-LONGEST = 100_000
-"""Characters of what an environment may say at once."""
 FIRST = 60.0
 """Seconds in which the first environment of a stage must have been made."""
 ROLES: tuple[ChatRole, ...] = ("user", "tool", "system")
+
+
+KEYS = ("role", "content", "tool_calls", "reasoning_content", "name", "tool_call_id")
+"""Of an environment's message."""
 
 
 class UserEnvironment(Protocol):
@@ -65,6 +69,7 @@ class _Player:
     past: list[tuple[Message, Turn]] = field(default_factory=list)
     environment: UserEnvironment | None = None
     opening: Conversation = ()
+    runner: asyncio.Runner = field(default_factory=asyncio.Runner)
 
     def begin(self) -> Conversation:
         """The opening of the episode.
@@ -72,6 +77,7 @@ class _Player:
         Raises:
             DataError: an environment that failed had begun otherwise.
         """
+        RUNNER.set(self.runner)
         task = {
             **self.prompt.metadata,
             **self.prompt.row,
@@ -96,12 +102,21 @@ class _Player:
             return None
         return finite_reward(settled(environment.finish()))
 
+    def close(self) -> None:
+        """Let go of the environment, and of what its coroutines left."""
+        RUNNER.set(self.runner)
+        environment: Foreign = self.environment
+        with closing(self.runner):
+            if hasattr(environment, "close"):
+                settled(environment.close())
+
     def _ready(self) -> Foreign:
         """The environment; a fresh one is led to where the one that failed was.
 
         Raises:
             DataError: it says something else on the way.
         """
+        RUNNER.set(self.runner)
         if self.environment is None:
             self.begin()
             assert self.environment is not None
@@ -154,7 +169,8 @@ class EnvironmentThreads:
 
     def end(self, cut: Sequence[int] = ()) -> dict[int, float | str | None]:
         rewards = self._tried({number: lambda n=number: self.players[n].finish() for number in cut})
-        _close(*(player.environment for player in self.players.values()))
+        for player in self.players.values():
+            in_thread(player.close)
         self.players = {}
         return rewards
 
@@ -173,9 +189,8 @@ class EnvironmentThreads:
         for _ in range(1 + self.retries):
             left = {n: call for n, call in calls.items() if isinstance(results.get(n, ""), str)}
             for number in left if results else ():
-                old = self.players[number]
-                _close(old.environment)
-                self.players[number] = replace(old, environment=None)
+                in_thread(self.players[number].close)
+                self._renew(number)
             results |= self._made(left)
         return results
 
@@ -187,9 +202,14 @@ class EnvironmentThreads:
         for number, future in futures.items():
             player = self.players[number]
             if not future.done() and player.environment is None:  # it is still made
-                future.add_done_callback(lambda _, late=player: _close(late.environment))
-                self.players[number] = replace(player)
+                future.add_done_callback(lambda _, late=player: in_thread(late.close))
+                self._renew(number)
         return {number: self._result(future) for number, future in futures.items()}
+
+    def _renew(self, number: int) -> None:
+        """Have a fresh environment made at the next call."""
+        old = self.players[number]
+        self.players[number] = replace(old, environment=None, runner=asyncio.Runner())
 
     def _result(self, future: Future[T]) -> T | str:
         if not future.done():
@@ -204,13 +224,6 @@ class EnvironmentThreads:
             if isinstance(error, DataError)
             else f"{self.source} raised {error_words(error)}",
         )
-
-
-def _close(*environments: Foreign) -> None:
-    """Start the `close` of each environment that has one, without waiting for its end."""
-    for one in environments:
-        if hasattr(one, "close"):
-            in_thread(one.close)
 
 
 def turn_of(returned: JsonValue) -> Turn:
@@ -234,11 +247,10 @@ def finite_reward(returned: JsonValue) -> float | None:
     Raises:
         DataError: it is no finite number.
     """
-    if returned is None:
-        return None
-    if not isinstance(returned, int | float) or not math.isfinite(returned):
-        raise DataError(f"the environment gave the reward {returned!r:.60}")
-    return float(returned)
+    score = as_score(returned, "the environment")
+    if score.value is None and returned is not None:
+        raise DataError(score.reason)
+    return score.value
 
 
 def messages_of(rows: JsonValue, roles: Sequence[ChatRole] = ROLES) -> Conversation:
@@ -253,6 +265,10 @@ def messages_of(rows: JsonValue, roles: Sequence[ChatRole] = ROLES) -> Conversat
     if not isinstance(rows, Sequence) or not all(isinstance(row, Mapping) for row in rows):
         raise DataError(f"an environment's messages are {type(rows).__name__}, not a list of dicts")
     for row in rows:
+        if unknown := row.keys() - KEYS:
+            raise DataError(
+                f"an environment's message has {min(unknown)!r}, and may have {', '.join(KEYS)}",
+            )
         if row.get("role") not in roles:
             raise DataError(
                 f"an environment's message has the role {row.get('role')!r:.40}, and may have "
@@ -262,6 +278,8 @@ def messages_of(rows: JsonValue, roles: Sequence[ChatRole] = ROLES) -> Conversat
         Message(
             row["role"],
             _clean(row.get("content")),
+            tuple(json.dumps(call, ensure_ascii=False) for call in row.get("tool_calls") or ()),
+            reasoning=str(row.get("reasoning_content") or ""),
             name=str(row.get("name") or ""),
             tool_call_id=str(row.get("tool_call_id") or ""),
         )
@@ -311,7 +329,8 @@ def environments_of(config: EnvironmentConfig) -> EnvironmentThreads:
             f"environment: {title_of(make)} cannot be made: {error_words(error)}",
         ) from error
     tools = tuple(example.tools) if hasattr(example, "tools") else ()
-    _close(example)
+    if hasattr(example, "close"):
+        in_thread(lambda: settled(example.close()))
     return EnvironmentThreads(
         EnvironmentProcesses(make, config) if config.processes else make,
         schemas(tools) if tools else "",

@@ -13,7 +13,6 @@ import inspect
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import dropwhile
 from types import SimpleNamespace
 
 from tether.core.errors import RewardError
@@ -48,8 +47,9 @@ class LastReply(str):
     @classmethod
     def of(cls, rollout: Rollout) -> LastReply:
         reply = cls(rollout.text)
-        turns = dropwhile(lambda turn: turn.role != "assistant", rollout.turns)
-        reply.turns = [turn.as_row() for turn in turns]
+        replies = [place for place, t in enumerate(rollout.turns) if t.role == "assistant"]
+        first = next(iter(replies[-len(rollout.spans) :]), 0)
+        reply.turns = [turn.as_row() for turn in rollout.turns[first:]]
         reply.outcome = rollout.outcome or reply.outcome
         return reply
 

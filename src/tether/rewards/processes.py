@@ -6,6 +6,7 @@ A server loads the user's file once and forks a process for each episode.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
@@ -20,8 +21,8 @@ import numpy as np
 from tether.core.errors import ConfigError, DataError, error_words
 from tether.core.received import received
 from tether.core.types import Json, JsonValue
-from tether.rewards.adapters import ANSWER, Maker, fresh, maker_of, seed_of
-from tether.rewards.calling import settled
+from tether.rewards.adapters import ANSWER, Foreign, Maker, fresh, maker_of, seed_of
+from tether.rewards.calling import RUNNER, settled
 from tether.settings.environment import EnvironmentConfig
 
 MOST_BYTES = 1_000_000
@@ -135,6 +136,7 @@ def serve_environments(make: Maker, server: socket.socket) -> None:
 def play(make: Maker, connection: socket.socket) -> None:
     """Answer the requests of one episode."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    RUNNER.set(asyncio.Runner())
     connection.sendall(b"%d\n" % os.getpid())
     for line in connection.makefile("rb"):
         method, *values = json.loads(line)
@@ -148,8 +150,13 @@ def play(make: Maker, connection: socket.socket) -> None:
                 answer = {"result": settled(getattr(environment, method)(*values))}
         except Exception as error:  # noqa: BLE001 - the user's code may raise anything
             answer = {"error": error_words(error)}
-        content = json.dumps(answer, default=str, ensure_ascii=False)
+        content = json.dumps(answer, default=_plain, ensure_ascii=False)
         connection.sendall(content.encode(errors="replace") + b"\n")
+
+
+def _plain(value: Foreign) -> JsonValue:
+    """What JSON has no form for: a number of an array as a number, all else as text."""
+    return value.item() if hasattr(value, "item") else str(value)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,9 @@ from tether.rewards.calling import in_time, settled
 from tether.rewards.loading import load_object
 from tether.rewards.mcp import SCHEME, McpTool, mcp_tools
 
+LONGEST = 100_000
+"""Characters of what an environment may say at once."""
+
 
 def tool_functions(names: Sequence[str]) -> list[Callable[..., object]]:
     """The functions that `environment.tools` names, and the tools of servers.
@@ -65,6 +68,9 @@ class ToolEnvironment:
         functions: Sequence[Callable[..., object]],
         seconds: float | None = None,
     ) -> None:
+        names = [function.__name__ for function in functions]
+        if again := [name for name in names if names.count(name) > 1]:
+            raise ConfigError(f"several tools are named {again[0]}: give each a name of its own")
         checked = validate_call(config=ConfigDict(arbitrary_types_allowed=True))
         self.tools = functions
         self.seconds = seconds
@@ -95,11 +101,15 @@ class ToolEnvironment:
             return _fault(f"there is no function {name}; there are {', '.join(self.functions)}")
         try:
             returned = in_time(lambda: settled(function(**arguments)), self.seconds)
-            return returned if isinstance(returned, str) else json.dumps(returned, default=str)
+            if not isinstance(returned, str):
+                returned = json.dumps(returned, default=str, ensure_ascii=False)
+            if len(returned) > LONGEST:
+                return _fault(f"the result has {len(returned):,} characters, more than {LONGEST:,}")
+            return returned
         except ValidationError as error:
             faults = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
             return _fault("; ".join(faults))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if isinstance(function, McpTool) and not isinstance(error, RunError):
                 raise  # the server has failed, and no policy can do anything about it
             return _fault(redact(error_words(error)))

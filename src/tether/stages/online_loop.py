@@ -188,8 +188,8 @@ def _sample(number: int, rollout: Rollout, score: Score) -> Json:
         row["reason"] = score.reason
     if rollout.turns:
         row["turns"] = [turn.as_row() for turn in rollout.turns]
-        replies = (turn for turn in row["turns"] if turn["role"] == "assistant")
-        for turn, (start, stop) in zip(replies, rollout.spans, strict=False):
+        replies = [turn for turn in row["turns"] if turn["role"] == "assistant"]
+        for turn, (start, stop) in zip(reversed(replies), reversed(rollout.spans), strict=False):
             if rewards := [reward for end, reward in score.steps if start <= end < stop]:
                 turn["reward"] = sum(rewards)
     return row

@@ -102,6 +102,11 @@ def to_judge(run: Path, *, in_python: bool = False) -> str:
     if not any(STAGES[name].trains_policy for name in done):
         prompts = ("--prompts", "tether:heldout", "--limit", 50)
         return command_line("duel", run, source, *prompts, "--judge", source)
+    played = (sections.get(name, {}).get("environment") or {} for name in done)
+    if any(environment.get("call") for environment in played):
+        if in_python:
+            return f"tether.evaluate(tether.load({str(run)!r}), HELD_OUT, judge='environment')"
+        return command_line("evaluate", run, "HELD_OUT.jsonl", "evaluate.judge=environment")
     tables = [sections.get(name, {}).get(key) for name in done for key in ("function", "judge")]
     calls = [table.get("call") for table in tables if isinstance(table, dict)]
     call = next((call for call in calls if isinstance(call, str)), GIVEN)
