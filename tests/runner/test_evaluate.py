@@ -150,6 +150,47 @@ def test_a_judge_of_texts_reads_the_last_reply_of_an_episode(tmp_path, own):
     assert all("assistant:" not in text for side in sides for text in side["texts"])
 
 
+class Counts(Vowels):
+    """Reads a column in which tasks with one text differ."""
+
+    def reset(self, task):
+        self.worth = task["worth"]
+        return super().reset({**task, "question": "Tell"})
+
+    def step(self, message):
+        turns, _, done = super().step({**message, "content": "a"})
+        return turns, self.worth, done
+
+
+def test_tasks_that_ask_the_same_are_told_apart_by_their_columns(tmp_path, own, caplog):
+    """One of the held-out tasks is a training row; and answers belong to the tasks as they were."""
+
+    def write(name, worths):
+        rows = [{"id": f"{name}{n}", "prompt": "Guess.", "worth": n} for n in worths]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return {"path": str(tmp_path / f"{name}.jsonl")}
+
+    def judged(worths):
+        section = {"data": write("train", (1, 2, 3)), "steps": 1, "prompts_per_step": 2}
+        section |= {"samples_per_prompt": 2, "max_new_tokens": 6, "reward_source": "environment"}
+        section["environment"] = {"call": f"{__file__}:Counts", "turns": 1, "tokens": 100}
+        evaluate = {"data": write("held", worths), "judge": "environment", "temperatures": ()}
+        values = {"run": str(tmp_path / "run"), "model": {"source": "tiny"}}
+        run_recipe(build(Recipe, {**values, "grpo": section, "evaluate": evaluate}))
+        folder = tmp_path / "run" / "evaluate"
+        outcomes = json.loads((folder / "before" / "answers.json").read_text())["outcomes"]
+        return json.loads((folder / "summary.json").read_text()), [one[0] for one in outcomes]
+
+    summary, outcomes = judged((3, 40, 50))
+    assert summary["trained_on"] == {"count": 1, "total": 3, "stages": ["grpo"]}
+    assert sum("[evaluate]: 1 of 3 prompts" in message for message in caplog.messages) == 1
+    assert sorted(outcomes) == [3, 40, 50]
+    (tmp_path / "run" / "evaluate" / "summary.json").unlink()
+    summary, outcomes = judged((60, 70, 80))
+    assert "trained_on" not in summary
+    assert sorted(outcomes) == [60, 70, 80]
+
+
 def test_answers_belong_to_the_environment_they_were_played_in(tmp_path, own):
     """A policy that was trained again in another one is compared with a start that plays there."""
     _, (before, _) = played(tmp_path, "environment", {"turns": 1}, samples=2)

@@ -32,8 +32,7 @@ from tether.core.rundir import (
     write_jsonl,
 )
 from tether.core.types import Facts, Json, Metrics, Prompt, Rollout, Sampling, Score
-from tether.data.formats.fields import prompt_digest
-from tether.data.seen import shared_prompts
+from tether.data.seen import digest_of, shared_prompts
 from tether.evaluation.decoding import control, other_temperatures
 from tether.evaluation.held_out import answers_at, as_block, column_figures, scores_by_part
 from tether.evaluation.length_controlled import answers_at_equal_length
@@ -113,7 +112,8 @@ def train(
             results[name]["gold_gain_of_round"] = asked.gained(previous, answers)["gold_gain"]
     write_jsonl(run.path / "answers.jsonl", asked.rows(before, after))
     write_jsonl(run.path / EVALUATIONS, asked.records(before, after))
-    shared = shared_prompts(asked.distinct, trained_prompts(job.others))
+    task = section.judge == "environment"
+    shared = shared_prompts(asked.distinct, trained_prompts(job.others, task=task), task=task)
     return {
         "policies": results,
         "num_prompts": len(asked.distinct),
@@ -192,8 +192,8 @@ class _Sides:
         self.sampling = sampling
         self.fitting = fitting
         self.distinct = prompts
-        self.asked = digest([prompt_digest(prompt.messages) for prompt in prompts])
         self.environment = _environment(job)
+        self.asked = digest([digest_of(one, task=bool(self.environment)) for one in prompts])
         played = self.environment and digest(self.environment.model_dump(mode="json"))
         self.played = {"played": played} if played else {}
         self._scores: dict[tuple[str, ...], list[Score]] = {}

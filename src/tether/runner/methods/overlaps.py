@@ -23,32 +23,38 @@ SENTENCE = (
 )
 
 
-def trained_prompts(sections: Mapping[str, Section]) -> dict[str, frozenset[str]]:
+def trained_prompts(
+    sections: Mapping[str, Section],
+    *,
+    task: bool,
+) -> dict[str, frozenset[str]]:
     """The prompts of every stage that trains, as far as its files can be read; equal prompts have
     equal digests, whatever the file.
 
     Args:
         sections: of the stages, by name.
+        task: see `digest_of`.
     """
     trained = {}
     for name, section in sections.items():
         if section.data is None or section.kind is None:
             continue
         with contextlib.suppress(TetherError):  # the stage itself reports it
-            rows = load_rows(section.data, section.kind, Quarantine(keep=0))
+            rows = load_rows(section.data, section.kind, Quarantine(keep=0), whole=task)
             if section.set_aside:
                 rows = [problem_prompt(row) if isinstance(row, Problem) else row for row in rows]
                 rows, _ = held_out_split(rows, section.set_aside)
-            trained[name] = frozenset(map(digest_of, rows))
+            trained[name] = frozenset(digest_of(row, task=task) for row in rows)
     return trained
 
 
 def overlap_of(job: AnyJob) -> str:
     """A sentence on the prompts of an evaluation that other stages train on; empty without any."""
     data = job.settings.data
+    task = job.settings.judge == "environment"
     with contextlib.suppress(TetherError):
-        rows = [] if data is None else load_rows(data, Prompt, Quarantine(keep=0))
-        if shared := shared_prompts(rows, trained_prompts(job.others)):
+        rows = [] if data is None else load_rows(data, Prompt, Quarantine(keep=0), whole=task)
+        if shared := shared_prompts(rows, trained_prompts(job.others, task=task), task=task):
             stages = " and ".join(f"[{name}]" for name in shared["stages"])
             return SENTENCE.format(count=shared["count"], total=shared["total"], stages=stages)
     return ""
