@@ -104,6 +104,8 @@ def difference(
 
 
 def words(value: Estimate) -> str:
+    if not np.isfinite(value.low):
+        return f"{value.value:.2f}"
     return f"{value.value:.2f} [{value.low:.2f}, {value.high:.2f}]"
 
 

@@ -38,6 +38,7 @@ LONG = (
     "benchmarks.chaos --smoke",
     "benchmarks.distill --smoke",
     "benchmarks.distill_beside --smoke",
+    "benchmarks.games --smoke",
     "benchmarks.house --smoke",
     "benchmarks.tools --smoke",
     "benchmarks.turns_beside --smoke",
