@@ -96,7 +96,8 @@ def by_task(scores: Mapping[int, Sequence[float]]) -> Estimate:
 
 
 def difference(
-    one: Mapping[int, Sequence[float]], other: Mapping[int, Sequence[float]]
+    one: Mapping[int, Sequence[float]],
+    other: Mapping[int, Sequence[float]],
 ) -> Estimate:
     """Of the tasks' mean scores."""
     gaps = [fmean(row) - fmean(other[task]) for task, row in one.items()]

@@ -38,7 +38,7 @@ def test_the_prompt_of_a_task_may_be_messages_and_each_reward_is_shown(tmp_path)
         "        return 'on', self.turns / 4, self.turns == 2\n",
     )
     task = {
-        "prompt": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "x"}]
+        "prompt": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "x"}],
     }
     shown = tried(f"{path}:Game", "--task", json.dumps(task), lines="a\nb\n").splitlines()
     assert shown[:2] == ["system: Be brief.", "user: x"]
