@@ -14,6 +14,7 @@ from tether.data.sources import Quarantine
 from tether.rewards.verifiable import problem_prompt
 from tether.runner.assembly.data.rows import load_rows
 from tether.runner.assembly.job import AnyJob
+from tether.settings.evaluation import EvaluationSection
 from tether.settings.section import Section
 from tether.stages.heldout import held_out_split
 
@@ -50,8 +51,9 @@ def trained_prompts(
 
 def overlap_of(job: AnyJob) -> str:
     """A sentence on the prompts of an evaluation that other stages train on; empty without any."""
-    data = job.settings.data
-    task = job.settings.judge == "environment"
+    section = job.settings
+    data = section.data
+    task = isinstance(section, EvaluationSection) and section.judge == "environment"
     with contextlib.suppress(TetherError):
         rows = [] if data is None else load_rows(data, Prompt, Quarantine(keep=0), whole=task)
         if shared := shared_prompts(rows, trained_prompts(job.others, task=task), task=task):
