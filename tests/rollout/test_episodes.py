@@ -12,6 +12,7 @@ import torch
 from benchmarks.templates import Published, published
 
 from tether.core.errors import DataError
+from tether.core.once import once
 from tether.core.types import Message, Prompt, Sampling, Score, StopReason, user
 from tether.data.chat import ChatEncoder
 from tether.models.tiny import tiny_model, tiny_tokenizer
@@ -282,11 +283,6 @@ class NoReset(Echo):
         raise KeyError("task")
 
 
-class Misspelt(Echo):
-    def step(self, message):
-        return [{"role": "user", "content": "x", "contents": "y"}], 1.0, False
-
-
 class NotANumber(Echo):
     def step(self, message):
         return "x", "three", False
@@ -303,7 +299,6 @@ class NotANumber(Echo):
         (Assistant, "role 'assistant'"),
         (NoReset, "KeyError"),
         (NotANumber, "the environment returned a str, not a number"),
-        (Misspelt, "has 'contents', and may have role, content, tool_calls"),
     ],
 )
 def test_a_failure_is_named_and_no_reward(make, reason):
@@ -474,6 +469,18 @@ def test_rewards_are_numbers_of_any_kind(number):
 
     engine, _ = episodes(Pays, "a", "b", "c")
     assert {rollout.outcome.value for rollout in play(engine)} == {3 * float(number)}
+
+
+def test_a_key_of_a_message_that_is_not_used_is_named_once(caplog):
+    class Misspelt(Echo):
+        def step(self, message):
+            turns, *others = super().step(message)
+            return [{"role": "user", "content": turns, "contents": "y"}], *others
+
+    once.cache_clear()
+    engine, _ = episodes(Misspelt, "a", "b", "c")
+    assert [rollout.outcome.value for rollout in play(engine)] == [3, 3]
+    assert [text.count("'contents' of an environment's message") for text in caplog.messages] == [1]
 
 
 def test_an_opening_may_have_replies_and_calls_that_are_none_of_the_policys():

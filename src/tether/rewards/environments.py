@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import closing, contextmanager, nullcontext
@@ -13,6 +14,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Protocol, TypeVar
 
 from tether.core.errors import STOPS, ConfigError, DataError, error_words
+from tether.core.once import once
 from tether.core.protocols import Turn
 from tether.core.secrets import redact
 from tether.core.stopping import in_thread
@@ -41,8 +43,10 @@ FIRST = 60.0
 ROLES: tuple[ChatRole, ...] = ("user", "tool", "system")
 
 
-KEYS = ("role", "content", "tool_calls", "reasoning_content", "name", "tool_call_id")
-"""Of an environment's message."""
+KEYS = ("role", "content", "tool_calls", "reasoning_content", "name", "tool_call_id", "train")
+"""Of an environment's message; none is trained."""
+UNUSED = "the key %r of an environment's message is not used; a message has %s"
+_LOG = logging.getLogger("tether.rewards")
 
 
 class UserEnvironment(Protocol):
@@ -265,10 +269,8 @@ def messages_of(rows: JsonValue, roles: Sequence[ChatRole] = ROLES) -> Conversat
     if not isinstance(rows, Sequence) or not all(isinstance(row, Mapping) for row in rows):
         raise DataError(f"an environment's messages are {type(rows).__name__}, not a list of dicts")
     for row in rows:
-        if unknown := row.keys() - KEYS:
-            raise DataError(
-                f"an environment's message has {min(unknown)!r}, and may have {', '.join(KEYS)}",
-            )
+        for key in sorted(row.keys() - KEYS):
+            once(_LOG.warning, UNUSED, key, ", ".join(KEYS))
         if row.get("role") not in roles:
             raise DataError(
                 f"an environment's message has the role {row.get('role')!r:.40}, and may have "
