@@ -186,8 +186,9 @@ class _SendAgain:
 
 
 def in_thread(call: Callable[[], T], name: str | None = None) -> Future[T]:
-    """What a call returns or raises, in a thread for which the end of the program does not wait; the
-    call has the context of this one.
+    """Run a call in a thread of its own, and return the future of its result.
+
+    The end of the program does not wait for this thread. The call has the caller's context.
     """
     future = Future[T]()
     context = copy_context()

@@ -155,7 +155,7 @@ def play(make: Maker, connection: socket.socket) -> None:
 
 
 def _plain(value: Foreign) -> JsonValue:
-    """What JSON has no form for: a number of an array as a number, all else as text."""
+    """Turn a value that JSON cannot write into a number if it is one of an array, else into text."""
     return value.item() if hasattr(value, "item") else str(value)
 
 

@@ -169,7 +169,7 @@ def _measured(
 
 
 def _text(turn: Message) -> str:
-    """What a template writes of a turn, but for its marks."""
+    """All parts of a turn that a chat template writes, without the marks around them."""
     return "".join((turn.tools, turn.reasoning, turn.content, *turn.tool_calls))
 
 
